@@ -1,0 +1,167 @@
+"""JobSpec: everything a job was asked to do. Stored with the job, so a resume never uses today's defaults."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from batchinfer.sampling_params import SamplingParams
+
+_DURATION = re.compile(r"(\d+)\s*([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
+
+
+class OnNull(StrEnum):
+    """What a null in a field that the prompt needs does to its row."""
+
+    ERROR = "error"
+    SKIP = "skip"
+    EMPTY = "empty"
+
+
+class Dtype(StrEnum):
+    """Precision of weights and activations; ``auto`` is the model's own on a GPU and float32 on a CPU."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Quantization(StrEnum):
+    """Weight quantisation."""
+
+    NONE = "none"
+
+
+def parse_deadline(value: str, now: datetime) -> datetime:
+    """Read ``6h``, ``90m``, ``2d`` (from ``now``) or an ISO 8601 time with zone; return an aware UTC time.
+
+    Raises:
+        ValueError: neither form fits, or the time has no zone.
+    """
+    if match := _DURATION.fullmatch(value.strip().lower()):
+        return (now + timedelta(**{_UNITS[match[2]]: int(match[1])})).astimezone(UTC)
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(f"deadline {value!r} is neither a duration such as 6h nor an ISO 8601 time") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"deadline {value!r} has no time zone; add Z or an offset")
+    return moment.astimezone(UTC)
+
+
+class JobSpec(BaseModel):
+    """A job as submitted. Field names equal the CLI's flags and the REST body's.
+
+    ``inputs`` are Parquet or JSONL files, folders or globs, local paths or URIs such as ``s3://bucket/prefix``.
+    ``output`` is a folder, or one file if it ends in ``.parquet``; None chooses ``<input>.results/<job id>``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    inputs: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Files, folders or globs to read."""
+    model: Annotated[str, Field(min_length=1)]
+    """A GGUF file, a safetensors folder or a hub id."""
+    output: str | None = None
+    """Where results go."""
+    name: Annotated[str | None, Field(max_length=200)] = None
+    """A name for people."""
+    tags: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=256)]] = {}
+    """Labels, key to value."""
+
+    prompt_column: str | None = None
+    """Column with the prompt text."""
+    messages_column: str | None = None
+    """Column with chat messages: list<struct<role, content>> or JSON text."""
+    template: str | None = None
+    """Jinja2 template over the row's columns; its text is the prompt (or the user message, with ``system``)."""
+    system: str | None = None
+    """System message put before each row's messages; makes a plain prompt a chat."""
+    id_column: str | None = None
+    """Column whose values must be unique."""
+    on_null: OnNull = OnNull.ERROR
+    """What a null in a needed field does to its row."""
+    column_prefix: Annotated[str, Field(max_length=64)] = ""
+    """Put before the names of the result columns, where the input has columns of the same names."""
+    include_token_ids: bool = False
+    """Add the ``token_ids`` column."""
+    limit: Annotated[int | None, Field(ge=1)] = None
+    """Only the first rows of the input."""
+
+    max_tokens: int = SamplingParams.model_fields["max_tokens"].default
+    min_tokens: int = SamplingParams.model_fields["min_tokens"].default
+    temperature: float = SamplingParams.model_fields["temperature"].default
+    top_p: float = SamplingParams.model_fields["top_p"].default
+    top_k: int = SamplingParams.model_fields["top_k"].default
+    min_p: float = SamplingParams.model_fields["min_p"].default
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    max_model_len: Annotated[int | None, Field(ge=2)] = None
+    """Longest prompt plus answer in tokens; None is the model's own limit."""
+    dtype: Dtype = Dtype.AUTO
+    """Precision of weights and activations."""
+    quantization: Quantization = Quantization.NONE
+    """Weight quantisation."""
+
+    shard_rows: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
+    """Most rows a shard; None cuts shards of about equal estimated tokens."""
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Higher runs earlier."""
+    deadline: datetime | None = None
+    """Rows not started by then end as ``expired``."""
+    budget_usd: Annotated[Decimal | None, Field(gt=0, max_digits=18, decimal_places=9)] = None
+    """Stop before the next dispatch once this much metered cost is reached."""
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    """Attempts of a shard before the row that ends them is looked for."""
+
+    @field_validator("inputs", mode="before")
+    @classmethod
+    def _one_input_may_be_a_string(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_may_be_a_string(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("deadline", mode="before")
+    @classmethod
+    def _deadline_may_be_a_duration(cls, value: object) -> object:
+        return parse_deadline(value, datetime.now(UTC)) if isinstance(value, str) else value
+
+    @field_validator("deadline")
+    @classmethod
+    def _deadline_is_aware(cls, value: datetime | None) -> datetime | None:
+        if value is not None and value.tzinfo is None:
+            raise ValueError("the deadline has no time zone")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [n for n in ("prompt_column", "messages_column", "template") if getattr(self, n) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other: a row has one source for its prompt")
+        self.sampling_params()
+        return self
+
+    def sampling_params(self) -> SamplingParams:
+        """The job's defaults for each row; per-row columns override them."""
+        return SamplingParams(**{name: getattr(self, name) for name in _SAMPLING_FIELDS})
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the canonical JSON of the spec, in hex: equal specs have equal fingerprints."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,181 @@
+"""Values that cross layers: rows' outcomes, requests to the engine and their completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from batchinfer.sampling_params import SamplingParams
+
+
+class RowStatus(StrEnum):
+    """How a row ended. Terminal: only an explicit ``retry`` changes it."""
+
+    SUCCEEDED = "succeeded"
+    ERRORED = "errored"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+    DEDUPLICATED = "deduplicated"
+
+
+class FinishReason(StrEnum):
+    """Why generation stopped."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class ErrorCode(StrEnum):
+    """Stable codes of error rows; :data:`ERROR_CODES` explains each."""
+
+    EMPTY_PROMPT = "empty_prompt"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    TEMPLATE_ERROR = "template_error"
+    NULL_FIELD = "null_field"
+    INVALID_PARAMS = "invalid_params"
+    INVALID_MESSAGES = "invalid_messages"
+    INVALID_ENCODING = "invalid_encoding"
+    ENGINE_ERROR = "engine_error"
+    WORKER_LOST = "worker_lost"
+    JOB_CANCELLED = "job_cancelled"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCodeInfo:
+    """What an error code means: its OpenAI-style type, whether a retry may help, and what to do."""
+
+    type: str
+    retryable: bool
+    meaning: str
+    advice: str
+
+
+ERROR_CODES: dict[ErrorCode, ErrorCodeInfo] = {
+    ErrorCode.EMPTY_PROMPT: ErrorCodeInfo(
+        "invalid_request_error", False, "The prompt is empty or only white space.", "Fill the prompt or drop the row."
+    ),
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: ErrorCodeInfo(
+        "invalid_request_error",
+        False,
+        "The prompt leaves no room for an answer within the model's context or the KV cache.",
+        "Shorten the prompt or raise --max-model-len.",
+    ),
+    ErrorCode.TEMPLATE_ERROR: ErrorCodeInfo(
+        "invalid_request_error",
+        False,
+        "The template or the model's chat template failed on this row.",
+        "Mend the template or the row; the message quotes the failure.",
+    ),
+    ErrorCode.NULL_FIELD: ErrorCodeInfo(
+        "invalid_request_error",
+        False,
+        "A field that the prompt needs is null.",
+        "Fill the field, or choose --on-null skip or empty.",
+    ),
+    ErrorCode.INVALID_PARAMS: ErrorCodeInfo(
+        "invalid_request_error",
+        False,
+        "A per-row sampling parameter is out of range or of the wrong type.",
+        "Correct the column that the message names.",
+    ),
+    ErrorCode.INVALID_MESSAGES: ErrorCodeInfo(
+        "invalid_request_error",
+        False,
+        "The messages are not a non-empty list of {role, content}, or the model's template refuses them.",
+        "Correct the message whose index is named.",
+    ),
+    ErrorCode.INVALID_ENCODING: ErrorCodeInfo(
+        "invalid_request_error", False, "The text is not valid UTF-8.", "Re-encode the column as UTF-8 text."
+    ),
+    ErrorCode.ENGINE_ERROR: ErrorCodeInfo(
+        "server_error", True, "The engine failed on this row.", "Run `batchinfer retry JOB`; the message has the cause."
+    ),
+    ErrorCode.WORKER_LOST: ErrorCodeInfo(
+        "server_error",
+        True,
+        "The engine process ended each time this row ran, even alone.",
+        "Look at the row: it kills the engine. `batchinfer retry JOB` runs it again.",
+    ),
+    ErrorCode.JOB_CANCELLED: ErrorCodeInfo(
+        "cancelled", True, "The job was cancelled before this row ran.", "Run `batchinfer retry JOB` to run what is left."
+    ),
+    ErrorCode.DEADLINE_EXCEEDED: ErrorCodeInfo(
+        "expired", True, "The job's deadline passed before this row ran.", "Submit again with a later --deadline."
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """The ``error`` struct of an error row."""
+
+    code: ErrorCode
+    message: str
+
+    @property
+    def type(self) -> str:
+        """OpenAI-style error type."""
+        return ERROR_CODES[self.code].type
+
+    @property
+    def retryable(self) -> bool:
+        """Whether running the row again may help."""
+        return ERROR_CODES[self.code].retryable
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one row. ``cached_tokens`` is the part of ``prompt_tokens`` found in the KV cache."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
+
+Message = dict[str, Any]
+"""One chat message: at least ``role`` and ``content``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One row for the engine. Exactly one of ``prompt``, ``messages`` and ``prompt_token_ids`` is set.
+
+    ``request_id`` is unique among the engine's unfinished requests. A ``prompt`` is plain text, completed as it is;
+    ``messages`` go through the model's chat template.
+    """
+
+    request_id: str
+    params: SamplingParams = field(default_factory=SamplingParams)
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What became of a :class:`Request`.
+
+    ``device_ns`` is the row's share, in integer nanoseconds, of the engine steps it took part in: over all rows the
+    shares sum exactly to the time the steps took. ``clamped_max_tokens`` is set where the context left less room than
+    was asked for. ``error`` is set if and only if ``status`` is not ``succeeded``.
+    """
+
+    request_id: str
+    status: RowStatus
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: RowError | None = None
+    usage: Usage = field(default_factory=Usage)
+    device_ns: int = 0
+    clamped_max_tokens: int | None = None

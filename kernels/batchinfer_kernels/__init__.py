@@ -1,0 +1,1 @@
+"""Operations the engine runs; each has a float32 reference in :mod:`batchinfer_kernels.reference`."""
