@@ -1,0 +1,126 @@
+"""Settings of a process, from ``BATCHINFER_*`` environment variables. Only the entry points read them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from batchinfer.errors import UserError
+from batchinfer.money import usd_to_nanos
+
+ENV_PREFIX = "BATCHINFER_"
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class Settings(BaseSettings):
+    """What differs between machines. What differs between jobs is in the job's spec, stored with the job.
+
+    Use :meth:`load`, which turns a bad value into one sentence that names its variable.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+
+    home: Path = Path("~/.batchinfer")
+    """Folder of the embedded database and of fetched models."""
+    database_url: str = ""
+    """SQLAlchemy URL; empty is SQLite in ``home``."""
+    broker_url: str = "memory://"
+    """Celery broker; ``memory://`` needs no server: the worker finds work in the database."""
+    log_level: LogLevel = "info"
+    """Least severe message that is logged."""
+    host: str = "127.0.0.1"
+    """Address that ``batchinfer serve`` listens on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """Port that ``batchinfer serve`` listens on."""
+
+    usd_per_hour: Annotated[Decimal, Field(ge=0, le=1_000_000)] = Decimal("0.10")
+    """What an hour of this worker's device costs. The default is an assumption: set your own."""
+
+    engine_factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = "batchinfer.engine.engine:create_engine"
+    """``module:callable`` that makes the engine from its configuration, in the engine's process."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Most rows in one engine step; None is the engine's default."""
+    max_num_batched_tokens: Annotated[int, Field(ge=16)] | None = None
+    """Most tokens in one engine step; None is the engine's default."""
+    num_kv_blocks: Annotated[int, Field(ge=1)] | None = None
+    """Blocks of the KV cache; None sizes it to the device's memory."""
+    device: str | None = None
+    """Torch device of the engine, such as ``cpu`` or ``cuda:0``; None takes the best there is."""
+
+    lease_seconds: Seconds = 60
+    """A worker that is silent, or makes no progress, for this long loses its shard."""
+    heartbeat_seconds: Seconds = 5
+    """Time between two renewals of a lease; also how soon a cancel is noticed."""
+    stall_seconds: Seconds = 300
+    """An engine with work that makes no step for this long is restarted."""
+    load_seconds: Seconds = 3600
+    """A model that takes longer to load than this fails its attempt."""
+    checkpoint_rows: Annotated[int, Field(ge=1)] = 256
+    """Finished rows are committed when there are this many of them, ..."""
+    checkpoint_seconds: Seconds = 30
+    """... or when the oldest of them has waited this long."""
+    shards_in_flight: Annotated[int, Field(ge=1, le=64)] = 2
+    """Shards a worker feeds to its engine at once, so that the batch never drains at a shard's end."""
+    window_rows: Annotated[int, Field(ge=1)] = 512
+    """Most unfinished rows that a shard has handed to the engine."""
+    window_bytes: Annotated[int, Field(ge=1)] = 64 * 2**20
+    """Most characters of prompts that a shard has handed to the engine."""
+    tick_seconds: Seconds = 1
+    """Time between two looks at the database for work, expired leases and deadlines."""
+
+    @field_validator("home")
+    @classmethod
+    def _home_may_begin_with_a_tilde(cls, value: Path) -> Path:
+        return value.expanduser()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heartbeat_seconds * 2 > self.lease_seconds:
+            raise ValueError(
+                f"heartbeat_seconds ({self.heartbeat_seconds:g}) must be at most half of lease_seconds "
+                f"({self.lease_seconds:g}), or one late heartbeat loses the lease"
+            )
+        return self
+
+    @classmethod
+    def load(cls, **overrides: object) -> Self:
+        """Read the environment; ``overrides`` win.
+
+        Raises:
+            UserError: a value does not fit; the message names the variable.
+        """
+        try:
+            return cls(**overrides)  # type: ignore[arg-type]  # pydantic checks the values' types
+        except ValidationError as error:
+            raise UserError(_sentence(error), code="invalid_settings") from None
+
+    @property
+    def sqlalchemy_url(self) -> str:
+        """The database's URL, with the embedded default filled in."""
+        return self.database_url or f"sqlite:///{self.home.absolute() / 'batchinfer.db'}"
+
+    @property
+    def nanos_per_hour(self) -> int:
+        """Price of the device in nano-dollars an hour."""
+        return usd_to_nanos(self.usd_per_hour)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether messages stay inside one process."""
+        return self.broker_url.startswith("memory://")
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    if not first["loc"]:
+        return f"The settings do not fit together: {reason}."
+    name = f"{ENV_PREFIX}{first['loc'][0]}".upper()
+    return f"{name}={first['input']} is not valid: {reason}."
