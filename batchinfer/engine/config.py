@@ -1,0 +1,91 @@
+"""What an engine is built from. Plain values only, so that it crosses process borders as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from batchinfer.errors import InvalidSpecError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none",)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """An engine's settings; two engines with equal configs are interchangeable.
+
+    Raises:
+        InvalidSpecError: a value is out of range; the message and ``param`` name the field.
+    """
+
+    model: str
+    """A GGUF file, a safetensors folder or a hub id."""
+    dtype: str = "auto"
+    """One of :data:`DTYPES`; ``auto`` is the model's own on a GPU and float32 on a CPU."""
+    quantization: str = "none"
+    """One of :data:`QUANTIZATIONS`."""
+    max_model_len: int | None = None
+    """Longest prompt plus answer in tokens; None is the model's own limit."""
+    max_num_seqs: int = 64
+    """Most sequences that run at once."""
+    max_num_batched_tokens: int = 512
+    """Most tokens computed in one step."""
+    block_size: int = 16
+    """Tokens a KV cache block."""
+    num_kv_blocks: int | None = None
+    """Blocks of the KV cache; None lets ``kv_cache_bytes`` decide."""
+    kv_cache_bytes: int | None = None
+    """Size of the KV cache in bytes; None takes what ``max_num_seqs`` full contexts need, within the memory there is."""
+    enable_prefix_caching: bool = True
+    """Share the KV cache blocks of equal prefixes."""
+    seed: int = 0
+    """From it and the request id the seed of an unseeded row is derived."""
+    device: str = "auto"
+    """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU where there is one."""
+    cache_dir: str | None = None
+    """Where converted tokenizers and downloads are kept; None is the library's default."""
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise InvalidSpecError("model is empty; give a GGUF file, a safetensors folder or a hub id", param="model")
+        _require_one_of("dtype", self.dtype, DTYPES)
+        _require_one_of("quantization", self.quantization, QUANTIZATIONS)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InvalidSpecError(f"{name} is {value}; it must be at least {least}", param=name)
+
+    def to_json(self) -> str:
+        """Write as JSON text; :meth:`from_json` reads it back to an equal config."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            InvalidSpecError: an unknown field, or a value out of range.
+        """
+        data: dict[str, Any] = json.loads(text)
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(data) - known):
+            raise InvalidSpecError(f"unknown engine setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        return cls(**data)
+
+
+_LEAST = {
+    "max_model_len": 2,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "block_size": 1,
+    "num_kv_blocks": 1,
+    "kv_cache_bytes": 1,
+    "seed": 0,
+}
+
+
+def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidSpecError(f"{name} is {value!r}; choose one of {', '.join(allowed)}", param=name)
