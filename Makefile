@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 MODEL  := .models/SmolLM2-135M-Instruct.Q4_1.gguf
 WORKERS ?= 2
+# without a GPU, outside of machines that have a CPU wheel at hand:
+# make demo TORCH_ARGS="--index-url <the CPU index that PyTorch's install page shows>"
+TORCH_ARGS ?=
 
 .PHONY: help demo install install-test model test lint format docs bench clean
 .DEFAULT_GOAL := help
@@ -18,7 +21,7 @@ $(BIN)/python:
 
 # torch first and by its exact version, so that the resolver never reaches for another build
 $(VENV)/.installed: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet torch==2.13.0 $(TORCH_ARGS)
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
@@ -37,7 +40,7 @@ install-test: $(VENV)/.installed-test  ## Install the test tools too
 model: $(MODEL)  ## Fetch the small real model (93 MB)
 
 demo: install model  ## Run 64 real prompts through the small real model
-	$(BIN)/batchinfer run examples/prompts.parquet --model $(MODEL) --max-tokens 48 --max-model-len 2048
+	$(BIN)/batchinfer run examples/prompts.parquet --model $(MODEL) --max-tokens 48
 
 test: install-test model  ## Run the whole test suite; starts Redis, PostgreSQL and an S3 API by itself
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
