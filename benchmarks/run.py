@@ -1,0 +1,163 @@
+"""Measure the engine on W1-W4, and transformers' own batching beside it in the same run.
+
+    python benchmarks/run.py --model model.gguf [--workload W3] [--scale 0.25] [--peer] [--rounds 2]
+
+Prints output tokens a second, without loading; writes benchmarks/results/<time>.json with hardware and versions.
+Figures compare only within one run on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from workloads import Item, make
+
+NAMES = ("W1", "W2", "W3", "W4")
+
+
+def cpu_model() -> str:
+    """The processor's name as the kernel gives it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def machine() -> dict[str, Any]:
+    """What a figure must name to mean anything."""
+    names = ("batchinfer", "torch", "transformers")
+    return {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in names},
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+class Ours:
+    """This engine."""
+
+    name = "batchinfer"
+
+    def __init__(self, model: str, dtype: str) -> None:
+        from batchinfer import Engine
+
+        self.engine = Engine(model, dtype=dtype, max_model_len=1024)
+
+    def run(self, items: list[Item]) -> int:
+        """Run all items; return the number of tokens generated."""
+        from batchinfer.sampling_params import SamplingParams
+        from batchinfer.types import Request
+
+        requests = (
+            Request(
+                str(i),
+                SamplingParams(max_tokens=item.max_tokens, ignore_eos=True),
+                prompt_token_ids=item.prompt_token_ids,
+            )
+            for i, item in enumerate(items)
+        )
+        return sum(done.usage.completion_tokens for done in self.engine.generate(requests))
+
+
+class Transformers:
+    """transformers' generate on static batches of 32, sorted by output then prompt length, left-padded."""
+
+    name = "transformers"
+
+    def __init__(self, model: str, dtype: str) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        path = Path(model)
+        where = (
+            {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+            if path.is_file()
+            else {"pretrained_model_name_or_path": model}
+        )
+        kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+        self.model = AutoModelForCausalLM.from_pretrained(**where, dtype=kind, attn_implementation="sdpa").eval()
+
+    def run(self, items: list[Item]) -> int:
+        """Run all items; return the number of tokens asked for."""
+        import torch
+
+        order = sorted(items, key=lambda item: (item.max_tokens, len(item.prompt_token_ids)))
+        for start in range(0, len(order), 32):
+            batch = order[start : start + 32]
+            width = max(len(item.prompt_token_ids) for item in batch)
+            ids = torch.tensor([[0] * (width - len(item.prompt_token_ids)) + item.prompt_token_ids for item in batch])
+            mask = torch.tensor(
+                [[0] * (width - len(i.prompt_token_ids)) + [1] * len(i.prompt_token_ids) for i in batch]
+            )
+            count = max(item.max_tokens for item in batch)
+            with torch.inference_mode():
+                self.model.generate(
+                    ids,
+                    attention_mask=mask,
+                    max_new_tokens=count,
+                    min_new_tokens=count,
+                    do_sample=False,
+                    pad_token_id=0,
+                )
+        return sum(item.max_tokens for item in items)
+
+
+def measure(engine: Ours | Transformers, items: list[Item]) -> dict[str, float]:
+    """Run once; return seconds, tokens and tokens a second."""
+    start = time.perf_counter()
+    tokens = engine.run(items)
+    seconds = time.perf_counter() - start
+    return {"seconds": round(seconds, 3), "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1)}
+
+
+def main() -> None:
+    """Run what was asked for, rounds interleaved, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--workload", action="append", choices=NAMES)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--peer", action="store_true", help="measure transformers too")
+    options = parser.parse_args()
+    engines: list[Ours | Transformers] = [Ours(options.model, options.dtype)]
+    if options.peer:
+        engines.append(Transformers(options.model, options.dtype))
+    results: list[dict[str, Any]] = []
+    for turn in range(options.rounds):
+        for name in options.workload or NAMES:
+            for engine in engines:
+                figures = measure(engine, make(name, options.scale))
+                results.append({"engine": engine.name, "workload": name, "round": turn, **figures})
+                print(
+                    f"{name}  {engine.name:<14}{figures['tokens_per_second']:>9.1f} tokens/s{figures['seconds']:>9.1f} s",
+                    flush=True,
+                )
+    report = {
+        **machine(),
+        "model": Path(options.model).name,
+        "dtype": options.dtype,
+        "scale": options.scale,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "results": results,
+    }
+    folder = Path(__file__).with_name("results")
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
