@@ -1,0 +1,257 @@
+"""The engine's heart: requests in, completions out, a step at a time."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from batchinfer.engine.metering import split_exactly
+from batchinfer.engine.recovery import Recovery
+from batchinfer.engine.sampler import Sampler, SamplingRow
+from batchinfer.engine.stats import EngineStats
+from batchinfer.errors import RowFailure
+from batchinfer.types import Completion, ErrorCode, FinishReason, RowError, RowStatus, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Sequence_
+
+    import torch
+
+    from batchinfer.engine.ingest import Ingest
+    from batchinfer.engine.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
+    from batchinfer.engine.sequence import Sequence
+    from batchinfer.types import Request
+
+    Ended = list[tuple[Sequence, FinishReason | RowError]]
+    """Sequences that ended in a step, and how."""
+
+
+class Runner(Protocol):
+    """What the engine needs of :class:`~batchinfer.engine.model_runner.ModelRunner`; tests bring a small one."""
+
+    def execute(self, scheduled: Sequence_[ScheduledSequence]) -> torch.Tensor:
+        """Compute the tokens; logits ``[num_sampling, vocab_size]`` of the sequences that sample, in order."""
+
+
+class EngineCore:
+    """Continuous batching over one model; implements :class:`~batchinfer.engine.protocol.EngineProtocol`.
+
+    ``clock`` gives integer nanoseconds. Each step's time is split over its rows by the tokens computed for them.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        ingest: Ingest,
+        sampler: Sampler,
+        *,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._runner: Runner | None = runner
+        self._scheduler = scheduler
+        self._ingest = ingest
+        self._sampler = sampler
+        self._clock = clock
+        self._recovery = Recovery(scheduler)
+        self._sequences: dict[str, Sequence] = {}
+        self._ended: list[Completion] = []
+        self._condemned: list[Completion] = []  # held back until it is clear that the engine is not to blame
+        self._stats = EngineStats(num_blocks=scheduler.pool.num_blocks)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests added and not yet running."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._scheduler.running)
+
+    def has_unfinished(self) -> bool:
+        """Whether a further :meth:`step` would return or compute something."""
+        return bool(self._sequences or self._ended or self._condemned)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request; see :meth:`EngineProtocol.add_request`."""
+        if request.request_id in self._sequences:
+            raise ValueError(f"request {request.request_id!r} is still unfinished; ids must be unique")
+        try:
+            sequence = self._ingest.sequence(request)
+        except RowFailure as failure:
+            self._stats.errored += 1
+            self._ended.append(Completion(request.request_id, RowStatus.ERRORED, error=failure.error))
+            return
+        if sequence.max_tokens == 0:
+            self._stats.succeeded += 1
+            self._ended.append(_completion(sequence, FinishReason.LENGTH))
+            return
+        self._sequences[sequence.request_id] = sequence
+        self._scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request; see :meth:`EngineProtocol.abort`."""
+        if sequence := self._sequences.get(request_id):
+            self._scheduler.finish(sequence)
+            error = RowError(ErrorCode.JOB_CANCELLED, "the row was aborted before it ended")
+            self._ended.append(self._end(sequence, error))
+
+    def step(self) -> list[Completion]:
+        """Compute one batch; see :meth:`EngineProtocol.step`."""
+        if self._sequences:
+            self._compute()
+        if not self._sequences:  # nobody is left who could show that the engine is to blame
+            self._release_condemned()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the counters."""
+        charged = [s.device_ns for s in self._sequences.values()]
+        charged += [c.device_ns for c in (*self._ended, *self._condemned)]
+        live = {
+            "num_waiting": self.num_waiting,
+            "num_running": self.num_running,
+            "used_blocks": self._scheduler.pool.num_used,
+            "preemptions": self._scheduler.num_preemptions,
+            "batched_tokens_limit": self._scheduler.max_num_batched_tokens,
+            "unfinished_device_ns": sum(charged),
+        }
+        return EngineStats.from_dict(self._stats.to_dict() | live)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a sequence or a block is lost, shared wrongly or counted twice."""
+        scheduler = self._scheduler
+        assert not any(sequence.block_table for sequence in scheduler.waiting), "a waiting sequence holds blocks"
+        assert {*scheduler.running, *scheduler.waiting} == set(self._sequences.values()), "a sequence is lost"
+        scheduler.pool.check_integrity([sequence.block_table for sequence in scheduler.running])
+
+    def close(self) -> None:
+        """Drop model and cache."""
+        self._runner = None
+
+    def _compute(self) -> None:
+        """Schedule, run, charge; then let go of the rows that ended."""
+        started = self._clock()
+        output = self._schedule()
+        scheduled = self._clock()
+        ended = self._run(output) if output.scheduled else self._unstick(output)
+        if output.scheduled:
+            now = self._clock()
+            self._stats.schedule_ns += scheduled - started
+            self._charge(output, now - started)
+        for sequence, outcome in ended:
+            self._ended.append(self._end(sequence, outcome))
+
+    def _schedule(self) -> SchedulerOutput:
+        output = self._scheduler.schedule(self._recovery.next_group())
+        if not output.scheduled:  # those under suspicion may wait for others' blocks
+            self._recovery.clear()
+            output = self._scheduler.schedule()
+        return output
+
+    def _unstick(self, output: SchedulerOutput) -> Ended:
+        """End the head of the queue, which has the pool for itself and still does not fit."""
+        assert output.stuck is not None
+        self._scheduler.finish(output.stuck)
+        return [(output.stuck, RowError(ErrorCode.ENGINE_ERROR, "the KV cache has no block for this row"))]
+
+    def _run(self, output: SchedulerOutput) -> Ended:
+        """Compute and sample; a failure is rolled back and blamed on a row once it is found."""
+        assert self._runner is not None, "the engine is closed"
+        sampling = [part.sequence for part in output.scheduled if part.samples]
+        started = self._clock()
+        try:
+            logits = self._runner.execute(output.scheduled)
+            computed = self._clock()
+            rows = [SamplingRow(s.params, s.seed, s.num_output_tokens) for s in sampling]
+            tokens = self._sampler.sample(logits, rows)
+        except Exception as error:  # noqa: BLE001 -- whatever a model or device raises must cost at most one row
+            self._recover(output, error)
+            return []
+        self._stats.model_ns += computed - started
+        self._stats.sample_ns += self._clock() - computed
+        self._scheduler.commit(output)
+        self._recovery.on_success()
+        self._release_condemned()
+        self._count(output)
+        outcomes = [(s, _advance(s, token)) for s, token in zip(sampling, tokens, strict=True)]
+        ended = [(s, outcome) for s, outcome in outcomes if outcome is not None]
+        for sequence, outcome in ended:
+            self._scheduler.finish(sequence, keep_prefix=not isinstance(outcome, RowError))
+        return ended
+
+    def _recover(self, output: SchedulerOutput, error: Exception) -> None:
+        self._scheduler.rollback(output)
+        self._stats.failed_steps += 1
+        culprit = self._recovery.on_failure(output, error)
+        if culprit is not None:
+            self._scheduler.finish(culprit)
+            row_error = RowError(ErrorCode.ENGINE_ERROR, f"{type(error).__name__}: {error}")
+            self._condemned.append(self._end(culprit, row_error))
+
+    def _release_condemned(self) -> None:
+        self._ended += self._condemned
+        self._condemned.clear()
+
+    def _charge(self, output: SchedulerOutput, elapsed_ns: int) -> None:
+        self._stats.step_ns += elapsed_ns
+        shares = split_exactly(elapsed_ns, [part.num_new_tokens for part in output.scheduled])
+        for part, share in zip(output.scheduled, shares, strict=True):
+            part.sequence.device_ns += share
+
+    def _count(self, output: SchedulerOutput) -> None:
+        stats = self._stats
+        stats.steps += 1
+        stats.sequence_steps += len(output.scheduled)
+        stats.peak_used_blocks = max(stats.peak_used_blocks, self._scheduler.pool.num_used)
+        for part in output.scheduled:
+            sequence = part.sequence
+            is_decode = part.start >= sequence.num_prompt_tokens and part.num_new_tokens == 1
+            stats.decode_tokens += part.num_new_tokens if is_decode else 0
+            stats.prefill_tokens += 0 if is_decode else part.num_new_tokens
+            stats.completion_tokens += part.samples
+            stats.cached_tokens += sequence.num_cached_tokens - part.before.num_cached_tokens
+            if part.is_admission and sequence.num_preemptions == 0:
+                stats.prompt_tokens += sequence.num_prompt_tokens
+
+    def _end(self, sequence: Sequence, outcome: FinishReason | RowError) -> Completion:
+        """The completion of a sequence that the scheduler no longer knows."""
+        del self._sequences[sequence.request_id]
+        completion = _completion(sequence, outcome)
+        counter = completion.status.value
+        setattr(self._stats, counter, getattr(self._stats, counter) + 1)
+        return completion
+
+
+def _advance(sequence: Sequence, token: int | RowError) -> FinishReason | RowError | None:
+    """Add a sampled token; how the sequence ends, or None while it goes on."""
+    if isinstance(token, RowError):
+        return token
+    sequence.token_ids.append(token)
+    try:
+        is_stopped = sequence.stop.append(token)
+    except Exception as error:  # noqa: BLE001 -- text of one row must not break its neighbours
+        return RowError(ErrorCode.ENGINE_ERROR, f"the text could not be decoded: {type(error).__name__}: {error}")
+    if is_stopped:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if sequence.num_remaining_tokens == 0 else None
+
+
+def _completion(sequence: Sequence, outcome: FinishReason | RowError) -> Completion:
+    error = outcome if isinstance(outcome, RowError) else None
+    cancelled = error is not None and error.code is ErrorCode.JOB_CANCELLED
+    status = RowStatus.SUCCEEDED if error is None else RowStatus.CANCELLED if cancelled else RowStatus.ERRORED
+    return Completion(
+        request_id=sequence.request_id,
+        status=status,
+        text="" if error else sequence.stop.text,
+        token_ids=() if error else tuple(sequence.output_token_ids),
+        finish_reason=None if isinstance(outcome, RowError) else outcome,
+        error=error,
+        usage=Usage(sequence.num_prompt_tokens, sequence.num_cached_tokens, sequence.num_output_tokens),
+        device_ns=sequence.device_ns,
+        clamped_max_tokens=sequence.clamped_max_tokens,
+    )

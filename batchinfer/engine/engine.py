@@ -1,0 +1,98 @@
+"""The engine's door: built from a config, or used from Python alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from batchinfer.engine.attention import ATTENTION_NAME, register_attention
+from batchinfer.engine.block_pool import BlockPool
+from batchinfer.engine.chat import ChatRenderer
+from batchinfer.engine.config import EngineConfig
+from batchinfer.engine.core import EngineCore
+from batchinfer.engine.detokenizer import Detokenizer
+from batchinfer.engine.generate import generate
+from batchinfer.engine.ingest import Ingest
+from batchinfer.engine.model_runner import ModelRunner
+from batchinfer.engine.sampler import Sampler
+from batchinfer.engine.scheduler import Scheduler
+from batchinfer.models.load import LoadedModel, load_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from batchinfer.engine.generate import Prompt
+    from batchinfer.sampling_params import SamplingParams
+    from batchinfer.types import Completion
+
+WINDOW = 4
+"""Requests pulled ahead, as a multiple of ``max_num_seqs``: enough to refill a batch, little memory."""
+
+
+def create_engine(config: EngineConfig) -> EngineCore:
+    """Load the model that the config names and build its engine.
+
+    Raises:
+        ModelError: the model cannot be found, read or run.
+    """
+    register_attention()
+    return build_engine(load_model(config, ATTENTION_NAME), config)
+
+
+def build_engine(loaded: LoadedModel, config: EngineConfig) -> EngineCore:
+    """An engine around a model that is loaded already."""
+    runner = ModelRunner(loaded, config)
+    scheduler = Scheduler(
+        BlockPool(runner.num_blocks, config.block_size),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+    ingest = Ingest(
+        ChatRenderer(loaded.tokenizer),
+        Detokenizer(loaded.tokenizer),
+        loaded.eos_token_ids,
+        max_model_len=loaded.max_model_len,
+        max_kv_tokens=runner.num_blocks * config.block_size,
+        seed=config.seed,
+    )
+    return EngineCore(runner, scheduler, ingest, Sampler(loaded.eos_token_ids))
+
+
+class Engine:
+    """A model on this machine, for use from Python.
+
+    ::
+
+        with Engine("SmolLM2-135M-Instruct.Q4_1.gguf", max_num_seqs=32) as engine:
+            for completion in engine.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+                print(completion.request_id, completion.text)
+
+    ``settings`` are the fields of :class:`EngineConfig`. Not thread-safe, and one :meth:`generate` at a time.
+
+    Raises:
+        InvalidSpecError: a setting is out of range.
+        ModelError: the model cannot be found, read or run.
+    """
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        config = EngineConfig(model=model, **settings)
+        self.core = create_engine(config)
+        self._window = WINDOW * config.max_num_seqs
+
+    def generate(self, requests: Iterable[Prompt], params: SamplingParams | None = None) -> Iterator[Completion]:
+        """Yield one completion a request, as they end; requests are pulled lazily.
+
+        A request is a :class:`~batchinfer.types.Request`, a text to complete, or a list of chat messages; the latter
+        two get their index as id, and ``params``.
+        """
+        return generate(self.core, requests, params, self._window)
+
+    def close(self) -> None:
+        """Free the model and its cache."""
+        self.core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,96 @@
+"""From a request to a sequence that can run, or to the error that says why it cannot."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from batchinfer.engine.block_pool import root_hash
+from batchinfer.engine.sequence import Sequence
+from batchinfer.engine.stop import StopChecker
+from batchinfer.errors import RowFailure
+from batchinfer.types import ErrorCode, RowError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from batchinfer.engine.chat import ChatRenderer
+    from batchinfer.engine.detokenizer import Detokenizer
+    from batchinfer.types import Request
+
+
+def row_seed(engine_seed: int, request_id: str) -> int:
+    """The seed of a row that brings none: always the same for the same engine seed and request id."""
+    digest = blake2b(f"{engine_seed}:{request_id}".encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
+
+
+class Ingest:
+    """Makes sequences of requests. ``max_model_len`` and ``max_kv_tokens`` (the whole pool) are in tokens."""
+
+    def __init__(
+        self,
+        renderer: ChatRenderer,
+        detokenizer: Detokenizer,
+        eos_token_ids: Collection[int],
+        *,
+        max_model_len: int,
+        max_kv_tokens: int,
+        seed: int = 0,
+    ) -> None:
+        self._renderer = renderer
+        self._detokenizer = detokenizer
+        self._eos_token_ids = eos_token_ids
+        self._max_model_len = max_model_len
+        self._max_kv_tokens = max_kv_tokens
+        self._seed = seed
+        self._root = root_hash()
+        self._num_sequences = 0
+
+    def sequence(self, request: Request) -> Sequence:
+        """The sequence of a request, its ``max_tokens`` clamped to what fits.
+
+        Raises:
+            RowFailure: the prompt is empty, too long, or cannot be rendered.
+        """
+        params = request.params
+        prompt = self._encode(request)
+        max_tokens = self._clamp(len(prompt), params.max_tokens)
+        self._num_sequences += 1
+        return Sequence(
+            request_id=request.request_id,
+            params=params,
+            token_ids=prompt,
+            num_prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            clamped_max_tokens=max_tokens if max_tokens < params.max_tokens else None,
+            seed=row_seed(self._seed, request.request_id) if params.seed is None else params.seed,
+            arrival=self._num_sequences,
+            root=self._root,
+            stop=StopChecker(params, self._eos_token_ids, self._detokenizer.start()),
+        )
+
+    def _encode(self, request: Request) -> list[int]:
+        try:
+            return self._renderer.encode(request)
+        except RowFailure:
+            raise
+        except Exception as error:  # a row that breaks the tokenizer must not break its neighbours
+            message = f"the prompt could not be encoded: {type(error).__name__}: {error}"
+            raise RowFailure(RowError(ErrorCode.ENGINE_ERROR, message)) from error
+
+    def _clamp(self, num_prompt_tokens: int, max_tokens: int) -> int:
+        """Tokens that may be generated. The last one needs a position, but never a place in the cache."""
+        in_context = self._max_model_len - num_prompt_tokens
+        in_pool = self._max_kv_tokens - num_prompt_tokens + 1
+        least = min(max_tokens, 1)
+        if in_context < least:
+            _too_long(num_prompt_tokens, f"the model's context is {self._max_model_len} tokens")
+        if in_pool < least:
+            _too_long(num_prompt_tokens, f"the KV cache holds {self._max_kv_tokens} tokens")
+        return min(max_tokens, in_context, in_pool)
+
+
+def _too_long(num_prompt_tokens: int, limit: str) -> None:
+    message = f"the prompt has {num_prompt_tokens} tokens, but {limit}, prompt and answer together"
+    raise RowFailure(RowError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message))

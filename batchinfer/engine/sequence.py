@@ -1,0 +1,72 @@
+"""A request on its way through the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batchinfer.engine.block_pool import BlockHash
+    from batchinfer.engine.stop import StopChecker
+    from batchinfer.sampling_params import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens of one row, prompt and answer, and how far they have been computed.
+
+    ``token_ids`` grows by one a sampled token. KV of ``token_ids[:num_computed_tokens]`` is in the blocks of
+    ``block_table``, which is only ever appended to while the sequence runs and emptied when it stops.
+    """
+
+    request_id: str
+    params: SamplingParams
+    token_ids: list[int]
+    num_prompt_tokens: int
+    max_tokens: int
+    """Tokens to generate at most: what was asked for, or less where less fits."""
+    seed: int
+    arrival: int
+    """Rank by age, 0 the oldest."""
+    root: BlockHash
+    stop: StopChecker
+    clamped_max_tokens: int | None = None
+
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the KV cache when they were first needed."""
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[BlockHash] = field(default_factory=list)
+    """Hashes of the first full blocks of ``token_ids``, as many as were needed so far."""
+    num_preemptions: int = 0
+    device_ns: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and answer so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Answer so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose KV is still missing; 1 while the sequence decodes."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens that may still be generated."""
+        return self.max_tokens - self.num_output_tokens
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Most tokens whose KV is ever kept: the last sampled token is never computed."""
+        return self.num_prompt_tokens + self.max_tokens - 1
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The answer's tokens."""
+        return self.token_ids[self.num_prompt_tokens :]
