@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+import torch
 
-    import torch
+from batchinfer.engine.philox import uniform
+from batchinfer.types import ErrorCode, RowError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
 
     from batchinfer.sampling_params import SamplingParams
-    from batchinfer.types import RowError
+
+SLICE_ELEMENTS = 1 << 21
+"""Logits worked on at a time: 8 MiB in float32, so that 1,024 rows of 150,000 never need a copy of their own."""
+
+WEIGHT_BITS = 40
+"""A token's weight is its probability relative to the best token's, in units of 2**-40, as an integer: sums of integers
+are exact in any order, so a draw cannot depend on how the hardware adds. Less likely tokens than that are never drawn."""
+
+NUCLEUS_CANDIDATES = 1024
+"""Top-p looks at so many tokens first, and sorts the whole vocabulary only where they do not hold the mass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +41,113 @@ class SamplingRow:
 
 
 class Sampler:
-    """Samples the next token of each row; holds no state between calls."""
+    """Samples the next token of each row; holds no state between calls.
+
+    Filters apply in the order of transformers: temperature, top-k, top-p, min-p. Candidates whose logits tie with the
+    last one kept are kept too. ``eos_token_ids`` and a row's stop ids are barred until it has ``min_tokens`` tokens.
+    """
 
     def __init__(self, eos_token_ids: Collection[int] = ()) -> None:
         self._eos_token_ids = tuple(eos_token_ids)
 
+    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | RowError]:
         """Sample one token a row from ``logits [len(rows), vocab_size]`` (any float dtype; not modified).
 
         A row without a finite largest logit gets a :class:`RowError` (``engine_error``) in its place.
         """
-        raise NotImplementedError(logits, rows)
+        tokens: list[int | RowError] = []
+        for start, stop in _slices(len(rows), logits.shape[1]):
+            tokens += self._sample_slice(logits[start:stop], rows[start:stop])
+        return tokens
+
+    def _sample_slice(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | RowError]:
+        logits = self._bar_end_tokens(logits.float(), rows)
+        best, best_ids = logits.max(dim=1)
+        best_values, tokens = best.tolist(), best_ids.tolist()
+        finite = [math.isfinite(value) for value in best_values]
+        drawn = [i for i, row in enumerate(rows) if finite[i] and not row.params.is_greedy]
+        if drawn:
+            relative = logits[drawn] - best[drawn, None]
+            for i, token in zip(drawn, _draw(relative, [rows[i] for i in drawn]), strict=True):
+                tokens[i] = token
+        return [
+            token if ok else _no_candidate(value) for token, ok, value in zip(tokens, finite, best_values, strict=True)
+        ]
+
+    def _bar_end_tokens(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+        """``logits`` with the tokens that would end a row too early at -inf; a copy only where there are such."""
+        pairs = [
+            (i, token)
+            for i, row in enumerate(rows)
+            if row.position < row.params.min_tokens
+            for token in (*self._eos_token_ids, *row.params.stop_token_ids)
+            if 0 <= token < logits.shape[1]
+        ]
+        if not pairs:
+            return logits
+        index, tokens = torch.tensor(pairs, device=logits.device).T
+        return logits.index_put((index, tokens), logits.new_tensor(-math.inf))
+
+
+def _slices(num_rows: int, vocab_size: int) -> Iterator[tuple[int, int]]:
+    step = max(1, SLICE_ELEMENTS // max(1, vocab_size))
+    for start in range(0, num_rows, step):
+        yield start, min(start + step, num_rows)
+
+
+def _no_candidate(best: float) -> RowError:
+    return RowError(
+        ErrorCode.ENGINE_ERROR,
+        f"the model's logits for this row have no finite maximum ({best}): no token can be chosen",
+    )
+
+
+def _draw(relative: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """Draw one token a row. ``relative [n, vocab_size]``: float32 logits minus the row's largest, so at most 0."""
+    device = relative.device
+
+    def column(values: list[float], dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+    # so small a temperature is greedy, and must not become 0 / 0 in float32
+    temperature = column([max(row.params.temperature, 1e-30) for row in rows], torch.float32)
+    weights = (torch.exp(relative / temperature) * 2.0**WEIGHT_BITS).round_().long()
+    _keep_top_k(weights, relative, [row.params.top_k for row in rows])
+    _keep_top_p(weights, [row.params.top_p for row in rows])
+    if any(row.params.min_p > 0 for row in rows):
+        weights.masked_fill_(weights < column([row.params.min_p for row in rows]) * 2.0**WEIGHT_BITS, 0)
+    cumulative = weights.cumsum(dim=1)
+    total = cumulative[:, -1:]
+    seeds = torch.tensor([row.seed for row in rows], dtype=torch.int64)
+    positions = torch.tensor([row.position for row in rows], dtype=torch.int64)
+    target = (uniform(seeds, positions).to(device)[:, None] * total).long().minimum(total - 1)
+    drawn: list[int] = torch.searchsorted(cumulative, target, right=True).squeeze(1).tolist()
+    return drawn
+
+
+def _keep_top_k(weights: torch.Tensor, logits: torch.Tensor, top_k: list[int]) -> None:
+    """Zero, in place, the weights of tokens whose logit is below the row's k-th largest."""
+    chosen = [i for i, k in enumerate(top_k) if 0 < k < weights.shape[1]]
+    if not chosen:
+        return
+    limits = torch.tensor([top_k[i] for i in chosen], device=weights.device)[:, None]
+    candidates = logits[chosen]
+    threshold = candidates.topk(int(limits.max()), dim=1).values.gather(1, limits - 1)
+    weights[chosen] = weights[chosen].masked_fill_(candidates < threshold, 0)
+
+
+def _keep_top_p(weights: torch.Tensor, top_p: list[float]) -> None:
+    """Zero, in place, the weights outside the smallest set of likeliest tokens that holds the share ``top_p``."""
+    chosen = [i for i, p in enumerate(top_p) if p < 1]
+    if not chosen:
+        return
+    candidates = weights[chosen]
+    mass = candidates.sum(dim=1) * torch.tensor([top_p[i] for i in chosen], dtype=torch.float64, device=weights.device)
+    top = candidates.topk(min(NUCLEUS_CANDIDATES, weights.shape[1]), dim=1).values
+    if bool((top.sum(dim=1) < mass).any()):
+        top = candidates.sort(dim=1, descending=True).values
+    before = top.cumsum(dim=1) - top
+    num_kept = (before < mass[:, None]).sum(dim=1, keepdim=True)
+    threshold = top.gather(1, num_kept - 1)
+    weights[chosen] = candidates.masked_fill_(candidates < threshold, 0)

@@ -12,18 +12,45 @@ if TYPE_CHECKING:
 
 
 class StopChecker:
-    """Follows one row's output tokens: stop strings, stop ids and EOS. ``max_tokens`` is the scheduler's affair."""
+    """Follows one row's output tokens: stop strings, stop ids and EOS. ``max_tokens`` is the scheduler's affair.
+
+    It never sees the prompt, so a prompt that ends like a stop string stops nothing. A stop string that is complete
+    before ``min_tokens`` tokens stays in the text; one that ends later counts, wherever it began.
+    """
 
     def __init__(self, params: SamplingParams, eos_token_ids: Collection[int], stream: TextStream) -> None:
-        self._params = params
+        self._stop_strings = params.stop
+        self._min_tokens = params.min_tokens
+        self._stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         self._stream = stream
-        self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
+        self._num_tokens = 0
+        self._longest = max((len(stop) for stop in params.stop), default=0)
+        self._tail = ""
+        self._cut: int | None = None
 
     def append(self, token_id: int) -> bool:
         """Add a generated token; True if the row ends with it (finish reason ``stop``)."""
-        raise NotImplementedError(token_id)
+        self._num_tokens += 1
+        if token_id in self._stop_ids and self._num_tokens > self._min_tokens:
+            return True
+        part = self._stream.append(token_id)
+        return self._find_stop_string(part, may_stop=self._num_tokens >= self._min_tokens)
 
     @property
     def text(self) -> str:
         """The answer: without the stop string or the stop token that ended it."""
-        raise NotImplementedError
+        return self._stream.text[: self._cut]
+
+    def _find_stop_string(self, part: str, *, may_stop: bool) -> bool:
+        """Look where ``part`` was added: a stop string that ends in it. The earliest to begin cuts the text."""
+        if not self._stop_strings or not part:
+            return False
+        window = self._tail + part
+        self._tail = window[-(self._longest - 1) :] if self._longest > 1 else ""
+        starts = [window.find(stop, max(0, len(window) - len(part) - len(stop) + 1)) for stop in self._stop_strings]
+        found = min((start for start in starts if start >= 0), default=None)
+        if found is None or not may_stop:
+            return False
+        # the window ends where the text does, but for an incomplete character
+        self._cut = self._stream.text.rfind(window[found:])
+        return True

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+from transformers.utils import logging as transformers_logging
+
+from batchinfer.errors import ModelError
+from batchinfer.models.fingerprint import fingerprint
+from batchinfer.models.folder import check_folder, load_folder_model
+from batchinfer.models.gguf import load_gguf_model
+from batchinfer.models.gguf_file import GgufFile
+from batchinfer.models.hub import download, is_hub_id
+from batchinfer.models.limits import end_token_ids, longest_sequence
+from batchinfer.models.tokenizer import default_cache_dir, load_folder_tokenizer, load_gguf_tokenizer
+
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Iterator
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class ModelSource(Protocol):
@@ -30,7 +46,7 @@ class ModelSource(Protocol):
 
     @property
     def cache_dir(self) -> str | None:
-        """Where converted tokenizers are kept; None takes the user's cache folder."""
+        """Where converted tokenizers and downloads are kept; None takes the user's cache folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +74,121 @@ def load_model(config: ModelSource, attn_implementation: str) -> LoadedModel:
     Raises:
         ModelError: the model cannot be found, read or run; the message says what to do.
     """
-    raise NotImplementedError(config, attn_implementation)
+    device = _device(config.device)
+    path, revision = _find(config)
+    with _no_progress_bars():
+        if path.is_file():
+            return _load_gguf(config, path, attn_implementation, device, revision)
+        return _load_folder(config, path, attn_implementation, device, revision)
+
+
+def _find(config: ModelSource) -> tuple[Path, str | None]:
+    """Where the model lies, and its revision if it comes from the hub."""
+    path = Path(config.model).expanduser()
+    if path.is_dir():
+        files = sorted(path.glob("*.gguf"))
+        is_gguf_folder = len(files) == 1 and not (path / "config.json").exists()
+        return (files[0], None) if is_gguf_folder else (path, None)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(f"{path} is not a .gguf file; give such a file or the folder of a safetensors model")
+        return path, None
+    if is_hub_id(config.model) and not config.model.endswith(".gguf"):
+        folder = download(config.model, str(Path(config.cache_dir) / "hub") if config.cache_dir else None)
+        return folder, folder.name
+    raise ModelError(f"no model at {config.model}: give a .gguf file, a safetensors folder or a hub id owner/name")
+
+
+def _load_gguf(
+    config: ModelSource, path: Path, attn_implementation: str, device: torch.device, revision: str | None
+) -> LoadedModel:
+    file = GgufFile(path)
+    revision = revision or fingerprint([path])
+    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
+    # a quantised file has no dtype of its own; bfloat16 holds every range it can have
+    dtype = _dtype(config.dtype, device, torch.bfloat16)
+    model = load_gguf_model(file, attn_implementation=attn_implementation, dtype=dtype, device=device)
+    tokenizer = load_gguf_tokenizer(file, revision, cache_dir)
+    name = str(file.metadata.get("general.name") or path.stem)
+    return _loaded(config, model, tokenizer, device=device, revision=revision, name=name, metadata=file.metadata)
+
+
+def _load_folder(
+    config: ModelSource, folder: Path, attn_implementation: str, device: torch.device, revision: str | None
+) -> LoadedModel:
+    files = check_folder(folder)
+    tokenizer = load_folder_tokenizer(folder)
+    model = load_folder_model(
+        folder,
+        attn_implementation=attn_implementation,
+        dtype=lambda own: _dtype(config.dtype, device, own or torch.float32),
+        device=device,
+    )
+    return _loaded(
+        config,
+        model,
+        tokenizer,
+        device=device,
+        revision=revision or fingerprint(files),
+        name=Path(config.model).name,
+        metadata={},
+    )
+
+
+def _loaded(
+    config: ModelSource,
+    model: Any,
+    tokenizer: Any,
+    *,
+    device: torch.device,
+    revision: str,
+    name: str,
+    metadata: dict[str, Any],
+) -> LoadedModel:
+    hf_config = model.config.get_text_config()
+    return LoadedModel(
+        model=model.eval().requires_grad_(requires_grad=False),
+        tokenizer=tokenizer,
+        eos_token_ids=end_token_ids(model, tokenizer, metadata),
+        hf_config=hf_config,
+        max_model_len=longest_sequence(hf_config, config.max_model_len, config.model),
+        dtype=model.dtype,
+        device=device,
+        revision=revision,
+        name=name,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(
+            f"device {name!r} is none that is known: use auto, cpu, cuda or cuda:N", param="device"
+        ) from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(f"device {name} is not there: {torch.cuda.device_count()} GPUs are visible", param="device")
+    return device
+
+
+def _dtype(name: str, device: torch.device, own: torch.dtype) -> torch.dtype:
+    if name == "auto":
+        return own if device.type == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise ModelError(f"dtype {name!r} is none of auto, {', '.join(DTYPES)}", param="dtype")
+    return DTYPES[name]
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """An engine has its own progress to show, and its log is no terminal."""
+    switch: Any = transformers_logging  # its annotations are incomplete
+    was_enabled = switch.is_progress_bar_enabled()
+    switch.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            switch.enable_progress_bar()

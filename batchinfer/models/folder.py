@@ -1,0 +1,74 @@
+"""A folder of a transformers model: ``config.json``, a tokenizer and safetensors weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from batchinfer.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def check_folder(folder: Path) -> list[Path]:
+    """The files that make the model what it is: configs and weights.
+
+    Raises:
+        ModelError: no config, or no safetensors weights; pickled weights are never read.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json: give the folder of a transformers model or a .gguf file")
+    weights = list(folder.glob("*.safetensors"))
+    if not weights:
+        pickled = next((path.name for pattern in PICKLED for path in folder.glob(pattern)), None)
+        advice = (
+            f"only {pickled}, which may run code when it is read: convert it with save_pretrained"
+            if pickled
+            else "weights: the download is not complete"
+        )
+        raise ModelError(f"{folder} has no .safetensors {'file, ' if pickled else ''}{advice}")
+    return [*folder.glob("*.json"), *weights]
+
+
+def load_folder_model(
+    folder: Path,
+    *,
+    attn_implementation: str,
+    dtype: Callable[[torch.dtype | None], torch.dtype],
+    device: torch.device,
+) -> Any:
+    """The model of ``folder``; ``dtype`` chooses the type to run in from the one the config states.
+
+    Weights are read tensor by tensor, never as a second copy of the model.
+
+    Raises:
+        ModelError: the architecture is unknown, needs code of its own, or weights are missing or misshapen.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        own = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+        causal_lm: Any = AutoModelForCausalLM  # its annotations are incomplete
+        model, report = causal_lm.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype(own if isinstance(own, torch.dtype) else None),
+            attn_implementation=attn_implementation,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except ModelError:
+        raise
+    except Exception as error:  # transformers raises whatever its many readers raise
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(f"the model in {folder} cannot be loaded: {reason}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"{folder} lacks {len(missing)} weights, such as {missing[0]}: download it again")
+    return model.to(device)

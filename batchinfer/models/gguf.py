@@ -1,0 +1,101 @@
+"""A GGUF file as a transformers model: config from its metadata, weights dequantised tensor by tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from batchinfer.errors import ModelError
+from batchinfer.models.gguf_config import hf_config_fields
+
+if TYPE_CHECKING:
+    from batchinfer.models.gguf_file import GgufFile
+
+ROTATED_IN_PAIRS = {"llama"}
+"""Architectures whose query and key rows llama.cpp reorders, because it rotates neighbours instead of halves."""
+NORMS_PLUS_ONE = {"gemma2", "gemma3"}
+"""Architectures that are stored with 1 added to the norm weights."""
+
+
+def load_gguf_model(file: GgufFile, *, attn_implementation: str, dtype: torch.dtype, device: torch.device) -> Any:
+    """The model of ``file`` in ``dtype`` on ``device``, in evaluation mode.
+
+    Raises:
+        ModelError: the architecture is not supported, or the file's tensors are not those of its architecture.
+    """
+    fields = hf_config_fields(file)
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    causal_lm: Any = AutoModelForCausalLM  # its annotations are incomplete
+    with torch.device("meta"):
+        skeleton = causal_lm.from_config(config)
+    names = _gguf_names(skeleton, file)
+    missing = [name for name in names.values() if name not in file.tensors]
+    if missing:
+        raise ModelError(f"{file.path} lacks {len(missing)} tensors, such as {missing[0]}: download it again")
+    state = {hf_name: LazyTensor(file, name, config) for hf_name, name in names.items()}
+    model = type(skeleton).from_pretrained(
+        None, config=config, state_dict=state, attn_implementation=attn_implementation, dtype=dtype
+    )
+    _divide_rope_frequencies(model, file)
+    return model.to(device)
+
+
+class LazyTensor:
+    """A tensor that is read from the file when transformers asks for it, like a slice of a safetensors file."""
+
+    def __init__(self, file: GgufFile, name: str, config: Any) -> None:
+        self._file = file
+        self._name = name
+        self._config = config
+        self.shape = file.tensors[name].shape
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        """All of the tensor, in float32."""
+        return torch.from_numpy(to_hf_layout(self._file, self._name, self._config))
+
+
+def to_hf_layout(file: GgufFile, name: str, config: Any) -> Any:
+    """One tensor, dequantised, with llama.cpp's changes undone; a float32 array."""
+    weights = file.read(name)
+    if file.architecture in ROTATED_IN_PAIRS:
+        if ".attn_q." in name:
+            return _halves_from_pairs(weights, config.num_attention_heads)
+        if ".attn_k." in name:
+            return _halves_from_pairs(weights, config.num_key_value_heads)
+    if file.architecture in NORMS_PLUS_ONE and name.endswith("norm.weight"):
+        return weights - 1
+    return weights
+
+
+def _halves_from_pairs(weights: Any, num_heads: int) -> Any:
+    """Undo llama.cpp's ``permute``: rows (2i, 2i + 1) of a head go back to (i, i + head_dim / 2)."""
+    pairs = weights.reshape(num_heads, -1, 2, *weights.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(weights.shape).copy()
+
+
+def _gguf_names(skeleton: Any, file: GgufFile) -> dict[str, str]:
+    """Map parameter names of transformers to GGUF tensor names; a tied head has none."""
+    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[file.architecture]
+    table = gguf.get_tensor_name_map(architecture, skeleton.config.num_hidden_layers)
+    names = {}
+    for hf_name in skeleton.state_dict():
+        if hf_name == "lm_head.weight" and skeleton.config.tie_word_embeddings:
+            continue
+        name = table.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise ModelError(f"{file.path}: no GGUF name is known for {hf_name}; take the model's safetensors folder")
+        names[hf_name] = name
+    return names
+
+
+def _divide_rope_frequencies(model: Any, file: GgufFile) -> None:
+    """Apply Llama 3's frequency factors, which a GGUF file holds as a tensor and not as the config's four numbers."""
+    if "rope_freqs.weight" not in file.tensors:
+        return
+    factors = torch.from_numpy(file.read("rope_freqs.weight"))
+    rotary = model.model.rotary_emb
+    for frequencies in (rotary.inv_freq, rotary.original_inv_freq):
+        frequencies.div_(factors.to(frequencies.device))
