@@ -68,7 +68,7 @@ class Job(CountedRows, CountedWork, Base):
     __tablename__ = "jobs"
 
     id: Mapped[str] = mapped_column(String(30), primary_key=True)
-    name: Mapped[str | None]
+    name: Mapped[str | None] = mapped_column(SafeText)
     tags: Mapped[dict[str, Any]]
     spec: Mapped[dict[str, Any]]
     spec_hash: Mapped[str]
@@ -78,7 +78,6 @@ class Job(CountedRows, CountedWork, Base):
     state: Mapped[str] = mapped_column(String(20))
     outcome: Mapped[str | None] = mapped_column(String(20))
     closing: Mapped[str | None] = mapped_column(String(20))
-    paused_from: Mapped[str | None] = mapped_column(String(20))
     error_code: Mapped[str | None]
     error_message: Mapped[str | None] = mapped_column(SafeText)
     priority: Mapped[int]
@@ -99,7 +98,6 @@ class Job(CountedRows, CountedWork, Base):
     num_rows: Mapped[int | None]
     overhead_nanos: Mapped[int] = mapped_column(default=0)
     retry_generation: Mapped[int] = mapped_column(default=0)
-    num_error_samples: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[datetime]
     planned_at: Mapped[datetime | None]
     started_at: Mapped[datetime | None]
@@ -118,7 +116,7 @@ class Shard(CountedRows, Base):
     """A row range ``[row_start, row_end)`` of a job, leased and committed as one.
 
     ``queue`` says who may lease it: a model's name, the empty string for everyone (only closing is left), NULL for no
-    one (the job is held). ``turn``, ``rank`` (minus the priority) and ``deadline_key`` are the order of leasing.
+    one (the job is held); after a fault nobody before ``retry_at``. ``turn``, ``rank`` (minus the priority) and ``deadline_key`` are the order of leasing.
     """
 
     __tablename__ = "shards"
@@ -142,6 +140,7 @@ class Shard(CountedRows, Base):
     num_attempts: Mapped[int] = mapped_column(default=0)
     num_failures: Mapped[int] = mapped_column(default=0)
     num_faults: Mapped[int] = mapped_column(default=0)
+    retry_at: Mapped[datetime | None]
     probe_rows: Mapped[int | None]
     poisoned_rows: Mapped[list[Any]] = mapped_column(default=list)
     result_path: Mapped[str | None]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from typing import TYPE_CHECKING
 
 from batchinfer.jobs.records import JobRecord, RowCounts, ShardRecord
-from batchinfer.jobs.status import Action, LeaseMode
 from batchinfer.types import RowStatus, Usage
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from batchinfer.jobs.status import Action, LeaseMode
 
 NO_ROWS = RowCounts()
 NO_USAGE = Usage()

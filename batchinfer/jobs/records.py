@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import datetime
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from batchinfer.jobs.spec import JobSpec
-from batchinfer.jobs.status import AttemptState, JobState, LeaseMode, Outcome, ShardState
 from batchinfer.types import RowStatus, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+    from batchinfer.jobs.spec import JobSpec
+    from batchinfer.jobs.status import AttemptState, JobState, LeaseMode, Outcome, ShardState
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,6 @@ class JobRecord:
     outcome: Outcome | None
     closing: RowStatus | None
     """``cancelled`` or ``expired`` once the remaining rows are to be written so, else None."""
-    paused_from: JobState | None
     error_code: str | None
     error_message: str | None
     priority: int

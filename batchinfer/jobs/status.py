@@ -112,7 +112,15 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     _J.FINALIZING: frozenset({_J.COMPLETED, _J.CANCELLED, _J.EXPIRED, _J.FAILED}),
     # a held job's last running shard may still commit: then it is finalized, since there is nothing left to hold
     _J.PAUSED: frozenset(
-        {_J.VALIDATING, _J.QUEUED, _J.IN_PROGRESS, _J.FINALIZING, _J.CANCELLING, _J.CANCELLED, _J.FAILED}
+        {
+            _J.VALIDATING,
+            _J.QUEUED,
+            _J.IN_PROGRESS,
+            _J.FINALIZING,
+            _J.CANCELLING,
+            _J.CANCELLED,
+            _J.FAILED,
+        }
     ),
     _J.BUDGET_EXHAUSTED: frozenset({_J.QUEUED, _J.IN_PROGRESS, _J.FINALIZING, _J.CANCELLING, _J.FAILED}),
     _J.CANCELLING: frozenset({_J.FINALIZING, _J.FAILED}),
@@ -121,7 +129,7 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     _J.CANCELLED: frozenset({_J.QUEUED}),
     _J.EXPIRED: frozenset({_J.QUEUED}),
     # a resume
-    _J.FAILED: frozenset({_J.VALIDATING, _J.QUEUED, _J.FINALIZING}),
+    _J.FAILED: frozenset({_J.VALIDATING, _J.QUEUED, _J.CANCELLING, _J.FINALIZING}),
 }
 """Every legal change of a job's state; all others are refused."""
 

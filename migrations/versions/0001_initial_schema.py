@@ -1,4 +1,4 @@
-"""The initial schema."""
+"""initial schema"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -26,7 +26,6 @@ def upgrade() -> None:
         sa.Column("state", sa.String(length=20), nullable=False),
         sa.Column("outcome", sa.String(length=20), nullable=True),
         sa.Column("closing", sa.String(length=20), nullable=True),
-        sa.Column("paused_from", sa.String(length=20), nullable=True),
         sa.Column("error_code", sa.Text(), nullable=True),
         sa.Column("error_message", sa.Text(), nullable=True),
         sa.Column("priority", sa.BigInteger(), nullable=False),
@@ -46,7 +45,6 @@ def upgrade() -> None:
         sa.Column("num_rows", sa.BigInteger(), nullable=True),
         sa.Column("overhead_nanos", sa.BigInteger(), nullable=False),
         sa.Column("retry_generation", sa.BigInteger(), nullable=False),
-        sa.Column("num_error_samples", sa.BigInteger(), nullable=False),
         sa.Column("created_at", UTC_TIME, nullable=False),
         sa.Column("planned_at", UTC_TIME, nullable=True),
         sa.Column("started_at", UTC_TIME, nullable=True),
@@ -182,6 +180,7 @@ def upgrade() -> None:
         sa.Column("num_attempts", sa.BigInteger(), nullable=False),
         sa.Column("num_failures", sa.BigInteger(), nullable=False),
         sa.Column("num_faults", sa.BigInteger(), nullable=False),
+        sa.Column("retry_at", UTC_TIME, nullable=True),
         sa.Column("probe_rows", sa.BigInteger(), nullable=True),
         sa.Column("poisoned_rows", sa.JSON(), nullable=False),
         sa.Column("result_path", sa.Text(), nullable=True),

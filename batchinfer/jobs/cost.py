@@ -1,0 +1,98 @@
+"""Money: overhead, a job's sums, and the price book."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import delete, func, insert, select
+
+from batchinfer.db.tables import LedgerEntry, PriceRow
+from batchinfer.jobs.ledger_base import LedgerBase
+from batchinfer.jobs.ledger_rows import usage
+from batchinfer.jobs.records import CostReport
+from batchinfer.money import Price
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from sqlalchemy import Connection
+
+ROWS = "rows"
+"""Kind of the entries that rows pay; all other kinds are overhead."""
+
+
+class Costs(LedgerBase):
+    """The append-only ledger of money: each entry has a unique source, so nothing is booked twice."""
+
+    def add_overhead(
+        self, job_id: str | None, source_id: str, *, kind: str, device_ns: int, nanos: int, worker_id: str | None = None
+    ) -> bool:
+        """Book device time that no row caused (``load``, ``idle``, ``lost``); False if the source is booked already.
+
+        Raises:
+            NotFoundError: no such job.
+        """
+
+        def work(connection: Connection, now: datetime) -> bool:
+            if job_id is not None:
+                self._lock_job(connection, job_id)
+            return self._charge_overhead(
+                connection, job_id, now,
+                source_id=source_id, kind=kind, device_ns=device_ns, nanos=nanos, worker_id=worker_id,
+            )  # fmt: skip
+
+        return self._write(work)
+
+    def cost_report(self, job_id: str) -> CostReport:
+        """Sums over the job's ledger entries. Raises NotFoundError."""
+
+        def work(connection: Connection, _now: datetime) -> CostReport:
+            job = self._find_job(connection, job_id)
+            entry = LedgerEntry
+            sums = select(
+                entry.kind, func.sum(entry.nanos), func.sum(entry.list_nanos), func.sum(entry.device_ns)
+            ).where(entry.job_id == job_id)
+            # sums of 64-bit integers are decimals on PostgreSQL
+            kinds = {
+                kind: (int(n), int(ls), int(ns)) for kind, n, ls, ns in connection.execute(sums.group_by(entry.kind))
+            }
+            return CostReport(
+                rows_nanos=kinds.get(ROWS, (0, 0, 0))[0],
+                overhead_nanos={kind: nanos for kind, (nanos, _, _) in sorted(kinds.items()) if kind != ROWS},
+                list_nanos=sum(listed for _, listed, _ in kinds.values()),
+                device_ns=sum(device_ns for _, _, device_ns in kinds.values()),
+                usage=usage(job),
+            )
+
+        return self._read(work)
+
+    def set_price(self, model: str, price: Price, *, valid_from: datetime | None = None) -> None:
+        """Set a model's list price from a moment on (default: now)."""
+
+        def work(connection: Connection, now: datetime) -> None:
+            key = {"model": model, "valid_from": valid_from or now}
+            row = PriceRow
+            connection.execute(delete(row).where(row.model == model, row.valid_from == key["valid_from"]))
+            connection.execute(
+                insert(row).values(
+                    **key,
+                    input_nanos=price.input_nanos,
+                    cached_input_nanos=price.cached_input_nanos,
+                    output_nanos=price.output_nanos,
+                )
+            )
+
+        self._write(work)
+
+    def price_at(self, model: str, at: datetime | None = None) -> Price | None:
+        """The list price in force at a moment (default: now), or None."""
+
+        def work(connection: Connection, now: datetime) -> Price | None:
+            row = PriceRow
+            query = select(row).where(row.model == model, row.valid_from <= (at or now))
+            found = connection.execute(query.order_by(row.valid_from.desc()).limit(1)).one_or_none()
+            if found is None:
+                return None
+            return Price(found.input_nanos, found.cached_input_nanos, found.output_nanos)
+
+        return self._read(work)

@@ -1,0 +1,189 @@
+"""Leasing shards, and keeping a lease."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Update, and_, case, insert, or_, select, update
+from sqlalchemy.orm import aliased
+
+from batchinfer.db.tables import CLAIMABLE, Attempt, Job, Shard, Worker
+from batchinfer.errors import FencedError, NotFoundError
+from batchinfer.jobs.leases import HeartbeatReply, Lease
+from batchinfer.jobs.ledger_endings import Endings
+from batchinfer.jobs.ledger_rows import job_record, shard_record
+from batchinfer.jobs.status import HELD, RUNNABLE, Action, AttemptState, JobState, LeaseMode, ShardState
+from batchinfer.types import RowStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection, Row
+
+EVERYONE = ""
+"""The queue of shards that need no engine any more: any worker may close them."""
+
+
+class Leases(Endings):
+    """Claim and heartbeat."""
+
+    def lease_shard(
+        self, worker_id: str, *, models: Sequence[str] | None = None, lease_seconds: float = 60.0
+    ) -> Lease | None:
+        """Lease the best shard there is for these models (None: any); shards to be closed match every worker.
+
+        Order: shards whose lease expired or failed, then priority, deadline, job age, shard index.
+
+        Raises:
+            NotFoundError: the worker is not registered.
+        """
+        self.reap_expired()
+
+        def work(connection: Connection, now: datetime) -> Lease | None:
+            price = connection.execute(select(Worker.nanos_per_hour).where(Worker.id == worker_id)).scalar_one_or_none()
+            if price is None:
+                raise NotFoundError(f"worker {worker_id} is not registered", param="worker_id")
+            shard = connection.execute(claim_statement(now, models)).one_or_none()
+            if shard is None:
+                return None
+            return _open_attempt(
+                connection, now, job=self._start_job(connection, shard.job_id, now), shard=shard,
+                worker_id=worker_id, nanos_per_hour=price, lease_seconds=lease_seconds,
+            )  # fmt: skip
+
+        return self._write(work)
+
+    def heartbeat(self, attempt_id: int, metered_ns: int, *, lease_seconds: float = 60.0) -> HeartbeatReply:
+        """Renew the lease. ``metered_ns``: device time this attempt has used so far. Raises FencedError."""
+
+        def work(connection: Connection, now: datetime) -> HeartbeatReply:
+            attempt = connection.execute(
+                update(Attempt)
+                .where(Attempt.id == attempt_id, Attempt.state == AttemptState.RUNNING)
+                .values(
+                    lease_expires_at=now + timedelta(seconds=lease_seconds),
+                    metered_ns=case((Attempt.metered_ns < metered_ns, metered_ns), else_=Attempt.metered_ns),
+                )
+                .returning(Attempt)
+            ).one_or_none()
+            if attempt is None:
+                raise FencedError(f"attempt {attempt_id} no longer holds its shard; stop working on it")
+            job = connection.execute(select(Job).where(Job.id == attempt.job_id)).one()
+            return HeartbeatReply(_action(job, attempt, now), attempt.lease_expires_at)
+
+        return self._write(work)
+
+    def announce_probe(self, attempt_id: int, row_index: int) -> None:
+        """Say which single row a probe is about to run, so that its death can be blamed on it. Raises FencedError."""
+
+        def work(connection: Connection, _now: datetime) -> None:
+            changed = connection.execute(
+                update(Attempt)
+                .where(Attempt.id == attempt_id, Attempt.state == AttemptState.RUNNING)
+                .values(probe_row=row_index)
+            ).rowcount
+            if not changed:
+                raise FencedError(f"attempt {attempt_id} no longer holds its shard; do not run row {row_index}")
+
+        self._write(work)
+
+    def _start_job(self, connection: Connection, job_id: str, now: datetime) -> Row[Any]:
+        """Read the claimed shard's job and move it from ``queued`` to ``in_progress``.
+
+        Who holds the job's lock may wait for our shard (a pause); then the job is left as it is, since to wait for it
+        would be a deadlock. A later lease or commit makes up for it.
+        """
+        queued = select(Job).where(Job.id == job_id, Job.state == JobState.QUEUED)
+        job = connection.execute(queued.with_for_update(skip_locked=True, key_share=True)).one_or_none()
+        if job is not None:
+            self._start(connection, job, now)
+        return connection.execute(select(Job).where(Job.id == job_id)).one()
+
+
+def claim_statement(now: datetime, models: Sequence[str] | None) -> Update:
+    """The one statement that claims a shard. Two workers never get the same.
+
+    The condition repeats the partial index's, so that the first match in index order ends the search.
+    """
+    candidate = aliased(Shard)
+    is_due = or_(candidate.retry_at.is_(None), candidate.retry_at <= now)
+    fits = True if models is None else candidate.queue.in_([*models, EVERYONE])
+    best = (
+        select(candidate.id)
+        .where(and_(CLAIMABLE, is_due, fits))
+        .order_by(candidate.turn, candidate.rank, candidate.deadline_key, candidate.job_id, candidate.shard_index)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    return (
+        update(Shard)
+        .where(Shard.id == best.scalar_subquery())
+        .values(state=ShardState.LEASED, num_attempts=Shard.num_attempts + 1, retry_at=None)
+        .returning(Shard)
+    )
+
+
+def closing_status(job: Row[Any], now: datetime) -> RowStatus | None:
+    """How the job's remaining rows are to be written, if they are not to run any more."""
+    if job.closing is not None:
+        return RowStatus(job.closing)
+    return RowStatus.EXPIRED if job.deadline_at is not None and job.deadline_at <= now else None
+
+
+def _open_attempt(
+    connection: Connection,
+    now: datetime,
+    *,
+    job: Row[Any],
+    shard: Row[Any],
+    worker_id: str,
+    nanos_per_hour: int,
+    lease_seconds: float,
+) -> Lease:
+    status = closing_status(job, now)
+    mode = LeaseMode.RUN if status is None else LeaseMode.CLOSE
+    expires_at = now + timedelta(seconds=lease_seconds)
+    attempt_id = connection.execute(
+        insert(Attempt)
+        .values(
+            job_id=job.id, shard_id=shard.id, worker_id=worker_id, mode=mode, state=AttemptState.RUNNING,
+            generation=shard.generation, probe_rows=shard.probe_rows, nanos_per_hour=nanos_per_hour,
+            started_at=now, lease_expires_at=expires_at,
+        )
+        .returning(Attempt.id)
+    ).scalar_one()  # fmt: skip
+    record = shard_record(shard)
+    return Lease(
+        attempt_id=attempt_id,
+        attempt_number=shard.num_attempts,
+        worker_id=worker_id,
+        job=job_record(job),
+        shard=record,
+        mode=mode,
+        close_status=status,
+        probe_rows=shard.probe_rows if mode is LeaseMode.RUN else None,
+        poisoned_rows=record.poisoned_rows,
+        generation=shard.generation,
+        retry_statuses=record.retry_statuses,
+        base_path=shard.result_path,
+        nanos_per_hour=nanos_per_hour,
+        expires_at=expires_at,
+    )
+
+
+def _action(job: Row[Any], attempt: Row[Any], now: datetime) -> Action:
+    """What the job's state means for a running attempt."""
+    state = JobState(job.state)
+    if state is JobState.FAILED or (state in HELD and state is not JobState.BUDGET_EXHAUSTED):
+        return Action.STOP_PAUSE
+    if state is JobState.BUDGET_EXHAUSTED:
+        return Action.STOP_BUDGET
+    if attempt.mode == LeaseMode.CLOSE:
+        return Action.CONTINUE
+    status = closing_status(job, now)
+    if status is RowStatus.CANCELLED:
+        return Action.STOP_CANCEL
+    if status is RowStatus.EXPIRED and (state in RUNNABLE):
+        return Action.STOP_EXPIRED
+    return Action.CONTINUE

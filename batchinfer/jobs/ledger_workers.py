@@ -1,0 +1,110 @@
+"""Who works, and what there is to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import delete, func, or_, select, update
+
+from batchinfer.db.tables import CLAIMABLE, RUNNING, WAITS_FOR_MANIFEST, WAITS_FOR_PLAN, Attempt, Job, Shard, Worker
+from batchinfer.errors import NotFoundError
+from batchinfer.jobs.ledger_base import LedgerBase, insert_once
+from batchinfer.jobs.ledger_rows import worker_record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from sqlalchemy import Connection, TextClause
+
+    from batchinfer.jobs.records import WorkerRecord
+
+
+class Workers(LedgerBase):
+    """Registered workers and waiting work."""
+
+    def register_worker(
+        self,
+        worker_id: str,
+        *,
+        hostname: str,
+        pid: int,
+        nanos_per_hour: int,
+        device: str = "",
+        version: str = "",
+        models: Sequence[str] = (),
+    ) -> WorkerRecord:
+        """Add the worker, or refresh it."""
+        values: dict[str, Any] = {
+            "hostname": hostname, "pid": pid, "device": device, "version": version,
+            "nanos_per_hour": nanos_per_hour, "models": list(models), "stats": {},
+        }  # fmt: skip
+
+        def work(connection: Connection, now: datetime) -> WorkerRecord:
+            times = {"started_at": now, "last_seen_at": now}
+            if not insert_once(connection, Worker, {"id": worker_id} | values | times):
+                connection.execute(update(Worker).where(Worker.id == worker_id).values(values | times))
+            return worker_record(connection.execute(select(Worker).where(Worker.id == worker_id)).one())
+
+        return self._write(work)
+
+    def worker_heartbeat(self, worker_id: str, *, models: Sequence[str], stats: Mapping[str, Any]) -> None:
+        """Say that the worker lives. Raises NotFoundError."""
+
+        def work(connection: Connection, now: datetime) -> None:
+            known = update(Worker).where(Worker.id == worker_id)
+            values = {"models": list(models), "stats": dict(stats), "last_seen_at": now}
+            if not connection.execute(known.values(values)).rowcount:
+                raise NotFoundError(f"worker {worker_id} is not registered", param="worker_id")
+
+        self._write(work)
+
+    def list_workers(self) -> list[WorkerRecord]:
+        """All registered workers, newest first; ``last_seen_at`` tells the living."""
+
+        def work(connection: Connection, _now: datetime) -> list[WorkerRecord]:
+            query = select(Worker).order_by(Worker.started_at.desc(), Worker.id)
+            return [worker_record(row) for row in connection.execute(query)]
+
+        return self._read(work)
+
+    def drop_worker(self, worker_id: str) -> None:
+        """Forget the worker. Its attempts stay."""
+
+        def work(connection: Connection, _now: datetime) -> None:
+            connection.execute(delete(Worker).where(Worker.id == worker_id))
+
+        self._write(work)
+
+    def pending_models(self) -> dict[str, int]:
+        """Model to number of shards that a worker could lease now, expired leases included."""
+
+        def work(connection: Connection, now: datetime) -> dict[str, int]:
+            is_due = or_(Shard.retry_at.is_(None), Shard.retry_at <= now)
+            waiting = select(Shard.model, func.count()).where(CLAIMABLE, is_due).group_by(Shard.model)
+            expired = (
+                select(Shard.model, func.count())
+                .where(Shard.id.in_(select(Attempt.shard_id).where(RUNNING, Attempt.lease_expires_at <= now)))
+                .where(Shard.queue.is_not(None))
+                .group_by(Shard.model)
+            )
+            models: dict[str, int] = {}
+            for query in (waiting, expired):
+                for model, count in connection.execute(query):
+                    models[model] = models.get(model, 0) + count
+            return models
+
+        return self._read(work)
+
+    def pending_control(self) -> tuple[int, int]:
+        """Jobs that wait for a planner, and jobs that wait for a finalizer, now."""
+
+        def work(connection: Connection, now: datetime) -> tuple[int, int]:
+            return _num_waiting(connection, WAITS_FOR_PLAN, now), _num_waiting(connection, WAITS_FOR_MANIFEST, now)
+
+        return self._read(work)
+
+
+def _num_waiting(connection: Connection, waiting: TextClause, now: datetime) -> int:
+    is_free = or_(Job.step_expires_at.is_(None), Job.step_expires_at <= now)
+    return connection.execute(select(func.count()).select_from(Job).where(waiting, is_free)).scalar_one()
