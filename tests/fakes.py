@@ -1,0 +1,189 @@
+"""A deterministic engine without a model: ``EngineConfig`` in, answers out, and faults on request.
+
+A prompt is answered by its words in reverse order. Words of the prompt make it misbehave:
+
+- ``CRASH`` ends the process with ``os._exit(13)`` when the row runs; ``SEGFAULT`` with that signal
+- ``HANG`` blocks a step for ever; ``SPIN`` never ends, though steps go on; ``RAISE`` breaks the engine as a whole
+- ``ERROR`` becomes an ``engine_error`` row
+- ``WAIT:n`` takes n steps more; ``SLEEP:s`` holds its last step up for s seconds
+
+A model named ``missing`` raises ModelError, ``broken`` RuntimeError, ``crashing`` ends the process, ``slow:s`` takes
+s seconds to load. ``CALLS_FILE`` in the environment names a file to which each row that runs adds its prompt.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchinfer.engine.stats import EngineStats
+from batchinfer.errors import EngineError, ModelError
+from batchinfer.types import Completion, ErrorCode, FinishReason, Request, RowError, RowStatus, Usage
+
+if TYPE_CHECKING:
+    from batchinfer.engine.config import EngineConfig
+
+STEP_NS = 1_000_000
+"""What a row is charged for each step that it was in: nothing is measured, so costs can be predicted."""
+
+
+def create_engine(config: EngineConfig) -> FakeEngine:
+    """The factory: ``tests.fakes:create_engine``."""
+    name, _, seconds = config.model.partition(":")
+    if name == "missing":
+        raise ModelError(f"no model at {config.model}: give another", param="model")
+    if name == "broken":
+        raise RuntimeError("the weights are\nbroken")
+    if name == "crashing":
+        print("last words", flush=True)
+        os._exit(13)
+    if name == "slow":
+        time.sleep(float(seconds))
+    return FakeEngine(config)
+
+
+def answer(prompt: str) -> str:
+    """What the fake says to a prompt."""
+    return " ".join(reversed(prompt.split()))
+
+
+def text_of(request: Request) -> str:
+    """The prompt, or the last message's content, or the token ids as words."""
+    if request.messages is not None:
+        return str(request.messages[-1]["content"])
+    if request.prompt_token_ids is not None:
+        return " ".join(map(str, request.prompt_token_ids))
+    return request.prompt or ""
+
+
+class FakeEngine:
+    """Runs up to ``max_num_seqs`` rows at a time, one step a row unless told otherwise."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._waiting: deque[Request] = deque()
+        self._running: dict[str, _Row] = {}
+        self._ended: list[Completion] = []
+        self._stats = EngineStats()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def add_request(self, request: Request) -> None:
+        known = {waiting.request_id for waiting in self._waiting} | set(self._running)
+        if request.request_id in known:
+            raise ValueError(f"request {request.request_id} is unfinished")
+        self._waiting.append(request)
+
+    def abort(self, request_id: str) -> None:
+        row = self._running.pop(request_id, None)
+        kept = [waiting for waiting in self._waiting if waiting.request_id != request_id]
+        if row is None and len(kept) == len(self._waiting):
+            return
+        self._waiting = deque(kept)
+        error = RowError(ErrorCode.JOB_CANCELLED, "aborted")
+        device_ns = row.device_ns if row else 0
+        self._stats.cancelled += 1
+        self._ended.append(Completion(request_id, RowStatus.CANCELLED, error=error, device_ns=device_ns))
+
+    def step(self) -> list[Completion]:
+        while self._waiting and len(self._running) < self._config.max_num_seqs:
+            request = self._waiting.popleft()
+            self._running[request.request_id] = _Row(request)
+        done = self._ended + [row.completion() for row in list(self._running.values()) if row.step()]
+        self._ended = []
+        for completion in done:
+            self._running.pop(completion.request_id, None)
+        self._count(done)
+        return done
+
+    def has_unfinished(self) -> bool:
+        return bool(self._waiting or self._running or self._ended)
+
+    def stats(self) -> EngineStats:
+        self._stats.num_waiting, self._stats.num_running = self.num_waiting, self.num_running
+        self._stats.unfinished_device_ns = sum(row.device_ns for row in self._running.values())
+        return self._stats
+
+    def check_integrity(self) -> None:
+        assert not set(self._running) & {request.request_id for request in self._waiting}
+
+    def close(self) -> None:
+        self._running.clear()
+
+    def _count(self, done: list[Completion]) -> None:
+        if not all(row.is_spinning for row in self._running.values()) or done:
+            self._stats.steps += 1
+        self._stats.step_ns += STEP_NS * (len(self._running) + len(done))
+        self._stats.succeeded += sum(completion.status is RowStatus.SUCCEEDED for completion in done)
+        self._stats.errored += sum(completion.status is RowStatus.ERRORED for completion in done)
+        for completion in done:
+            self._stats.prompt_tokens += completion.usage.prompt_tokens
+            self._stats.completion_tokens += completion.usage.completion_tokens
+
+
+class _Row:
+    """A row that runs."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.text = text_of(request)
+        self.words = self.text.split()
+        self.steps_left = 1 + sum(int(word[5:]) for word in self.words if word.startswith("WAIT:"))
+        self.device_ns = 0
+        self.is_spinning = "SPIN" in self.words
+        if path := os.environ.get("CALLS_FILE"):
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(self.text.replace("\n", " ") + "\n")
+
+    def step(self) -> bool:
+        """Run one step; True if it was the last."""
+        self.device_ns += STEP_NS
+        self._misbehave()
+        self.steps_left -= 1
+        if self.is_spinning or self.steps_left > 0:
+            return False
+        for word in self.words:
+            if word.startswith("SLEEP:"):
+                time.sleep(float(word[6:]))
+        return True
+
+    def completion(self) -> Completion:
+        num_tokens = len(self.words)
+        if "ERROR" in self.words:
+            error = RowError(ErrorCode.ENGINE_ERROR, "asked for an error")
+            usage = Usage(num_tokens, 0, 0)
+            return Completion(
+                self.request.request_id, RowStatus.ERRORED, error=error, usage=usage, device_ns=self.device_ns
+            )
+        limit = self.request.params.max_tokens
+        said = answer(self.text).split()[:limit]
+        return Completion(
+            self.request.request_id,
+            RowStatus.SUCCEEDED,
+            text=" ".join(said),
+            token_ids=tuple(range(len(said))),
+            finish_reason=FinishReason.LENGTH if num_tokens > limit else FinishReason.STOP,
+            usage=Usage(num_tokens, 0, len(said)),
+            device_ns=self.device_ns,
+        )
+
+    def _misbehave(self) -> None:
+        if "CRASH" in self.words:
+            print(f"crashing on {self.request.request_id}", flush=True)
+            os._exit(13)
+        if "SEGFAULT" in self.words:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if "RAISE" in self.words:
+            raise EngineError("the device is poisoned")
+        while "HANG" in self.words:
+            time.sleep(3600)
