@@ -1,0 +1,57 @@
+"""The REST API as an ASGI app."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from batchinfer import __version__
+from batchinfer.api.errors import install_error_handlers
+from batchinfer.api.middleware import BodyLimitMiddleware, LoopbackHostMiddleware, RequestIdMiddleware
+from batchinfer.api.routes import health, jobs
+from batchinfer.jobs.service import JobService
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchinfer.settings import Settings
+
+MAX_BODY_BYTES = 1024 * 1024
+"""A job description is small; prompts are in files."""
+
+_DESCRIPTION = """Batch inference over Parquet files. Submit a job, poll it, fetch its results.
+
+Every error is `{"error": {"message", "type", "param", "code"}}`. Amounts are decimal text in US dollars."""
+
+
+def create_app(
+    settings: Settings,
+    *,
+    service: JobService | None = None,
+    only_loopback: bool = True,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
+    """Make the API. Nothing is connected until it starts, unless a ``service`` is given.
+
+    ``only_loopback`` refuses requests that name this server by anything but a loopback address.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.service = service or JobService.connect(settings.sqlalchemy_url, settings.broker_url)
+        yield
+        if service is None:
+            app.state.service.close()
+
+    app = FastAPI(title="batchinfer", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
+    app.include_router(jobs.router)
+    app.include_router(health.router)
+    install_error_handlers(app)
+    # the last one added is the outermost
+    app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)
+    if only_loopback:
+        app.add_middleware(LoopbackHostMiddleware)
+    app.add_middleware(RequestIdMiddleware)
+    return app

@@ -1,0 +1,103 @@
+"""Jobs: submit, poll, steer, fetch."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query, Response
+
+from batchinfer.api.deps import IdempotencyKey, JobId, Limit, RawBody, Service
+from batchinfer.api.schemas import ErrorBody, ResumeBody, RetryBody, RetryView
+from batchinfer.jobs.spec import JobSpec
+from batchinfer.jobs.status import JobState
+from batchinfer.jobs.views import CostView, ErrorPage, JobList, JobView, ResultsView
+from batchinfer.types import RowStatus
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    404: {"model": ErrorBody, "description": "No such job."},
+    422: {"model": ErrorBody, "description": "A field is wrong; `param` names it."},
+}
+_CONFLICT: dict[int | str, dict[str, Any]] = {409: {"model": ErrorBody, "description": "The job's state forbids it."}}
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=_ERRORS)
+
+
+@router.post("", status_code=202, responses=_CONFLICT)
+def submit_job(
+    spec: JobSpec, body: RawBody, response: Response, service: Service, idempotency_key: IdempotencyKey = None
+) -> JobView:
+    """Submit a job. Paths are absolute or URIs; `deadline` may be a duration such as `6h`.
+
+    With an `Idempotency-Key`, a repeated request returns the job of the first one and the header
+    `Idempotent-Replayed: true`.
+    """
+    view, is_new = service.submit(spec, base=None, idempotency_key=idempotency_key, body=body)
+    response.headers["Location"] = f"/v1/jobs/{view.id}"
+    if not is_new:
+        response.headers["Idempotent-Replayed"] = "true"
+    return view
+
+
+@router.get("")
+def list_jobs(
+    service: Service,
+    limit: Limit = 20,
+    after: Annotated[str | None, Query(description="Last id of the page before.")] = None,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+) -> JobList:
+    """List jobs, newest first."""
+    return service.list_jobs(state=state, limit=limit, after=after)
+
+
+@router.get("/{job_id}")
+def get_job(job_id: JobId, service: Service) -> JobView:
+    """Poll a job: state, rows, speed, time left, cost."""
+    return service.get(job_id)
+
+
+@router.get("/{job_id}/errors")
+def get_errors(
+    job_id: JobId,
+    service: Service,
+    limit: Limit = 20,
+    offset: Annotated[int, Query(ge=0, le=1_000_000, description="Samples to skip.")] = 0,
+    code: Annotated[str | None, Query(max_length=64, description="Only rows with this code.")] = None,
+) -> ErrorPage:
+    """Rows that did not succeed: what kinds there are, what to do, and samples."""
+    return service.errors(job_id, limit=limit, offset=offset, code=code)
+
+
+@router.get("/{job_id}/results")
+def get_results(job_id: JobId, service: Service) -> ResultsView:
+    """Where the result files are, with rows, sizes and hashes."""
+    return service.results(job_id)
+
+
+@router.get("/{job_id}/cost")
+def get_cost(job_id: JobId, service: Service) -> CostView:
+    """What the job has cost: rows, overhead, list price."""
+    return service.cost(job_id)
+
+
+@router.post("/{job_id}/cancel", responses=_CONFLICT)
+def cancel_job(job_id: JobId, service: Service) -> JobView:
+    """Cancel a job. Rows that ended are kept."""
+    return service.cancel(job_id)
+
+
+@router.post("/{job_id}/pause", responses=_CONFLICT)
+def pause_job(job_id: JobId, service: Service) -> JobView:
+    """Hold a job. Rows that ended are kept."""
+    return service.pause(job_id)
+
+
+@router.post("/{job_id}/resume", responses=_CONFLICT)
+def resume_job(job_id: JobId, service: Service, body: Annotated[ResumeBody | None, Body()] = None) -> JobView:
+    """Go on with a paused, failed or budget-exhausted job."""
+    return service.resume(job_id, budget_usd=None if body is None else body.budget_usd)
+
+
+@router.post("/{job_id}/retry", responses=_CONFLICT)
+def retry_job(job_id: JobId, service: Service, body: Annotated[RetryBody | None, Body()] = None) -> RetryView:
+    """Run the rows of an ended job again that did not succeed; the others are not touched."""
+    statuses = [RowStatus(status) for status in (body or RetryBody()).statuses]
+    view, num_rows = service.retry(job_id, statuses)
+    return RetryView(retried_rows=num_rows, job=view)

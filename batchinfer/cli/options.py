@@ -1,0 +1,148 @@
+"""The flags of ``run`` and ``submit``: JobSpec's fields, with JobSpec's own words and defaults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from pydantic import ValidationError
+
+from batchinfer.errors import InvalidSpecError
+from batchinfer.jobs.spec import Dtype, JobSpec, OnNull, Quantization
+from batchinfer.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# field of JobSpec -> how click reads it; the flag is the field's name with dashes
+_FLAGS: dict[str, dict[str, Any]] = {
+    "model": {"metavar": "PATH_OR_ID"},
+    "output": {"flags": ["-o"], "metavar": "PATH"},
+    "prompt_column": {"metavar": "NAME"},
+    "messages_column": {"metavar": "NAME"},
+    "template": {"metavar": "JINJA"},
+    "system": {"metavar": "TEXT"},
+    "id_column": {"metavar": "NAME"},
+    "on_null": {"type": click.Choice([choice.value for choice in OnNull])},
+    "column_prefix": {"metavar": "TEXT"},
+    "include_token_ids": {"flags": ["--token-ids"], "is_flag": True},
+    "max_tokens": {"type": int},
+    "min_tokens": {"type": int},
+    "temperature": {"type": float},
+    "top_p": {"type": float},
+    "top_k": {"type": int},
+    "min_p": {"type": float},
+    "seed": {"type": int},
+    "stop": {"multiple": True, "metavar": "TEXT"},
+    "stop_token_ids": {"flags": ["--stop-token-id"], "multiple": True, "type": int},
+    "ignore_eos": {"is_flag": True},
+    "max_model_len": {"type": int},
+    "dtype": {"type": click.Choice([choice.value for choice in Dtype])},
+    "quantization": {"type": click.Choice([choice.value for choice in Quantization])},
+    "shard_rows": {"type": int},
+    "priority": {"type": int},
+    "deadline": {"metavar": "TIME"},
+    "budget_usd": {"flags": ["--budget"], "metavar": "USD"},
+    "max_attempts": {"type": int},
+    "name": {"metavar": "TEXT"},
+    "tags": {"flags": ["--tag"], "multiple": True, "metavar": "KEY=VALUE"},
+}
+_HINTS = {
+    "output": "default: INPUT.results/JOB_ID",
+    "stop": "may be repeated",
+    "stop_token_ids": "may be repeated",
+    "deadline": "6h, 90m, 2d or an ISO 8601 time with zone",
+    "tags": "may be repeated",
+}
+
+
+def _help(field: str) -> str:
+    info = JobSpec.model_fields[field]
+    sampling = SamplingParams.model_fields.get(field)
+    text = (info.description or (sampling.description if sampling else None) or "").rstrip(".")
+    text = text[:1].upper() + text[1:]
+    notes = [_HINTS[field]] if field in _HINTS else []
+    is_plain = not isinstance(info.default, tuple | dict | bool) and info.default not in (None, "")
+    if not info.is_required() and is_plain:
+        notes.append(f"default: {info.default}")
+    return f"{text} ({'; '.join(notes)})." if notes else f"{text}."
+
+
+def _option(field: str, attributes: Mapping[str, Any]) -> Callable[[Any], Any]:
+    rest = {key: value for key, value in attributes.items() if key != "flags"}
+    flags = attributes.get("flags", [])
+    if not any(flag.startswith("--") for flag in flags):
+        flags = [*flags, "--" + field.replace("_", "-")]
+    # no click default: only what was given reaches JobSpec, so that there is one place for defaults
+    return click.option(*flags, field, help=_help(field), **({} if rest.get("multiple") else {"default": None}), **rest)
+
+
+def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``INPUTS...`` and one flag for each field of JobSpec that people set."""
+    for field, attributes in reversed(_FLAGS.items()):
+        command = _option(field, attributes)(command)
+    return click.argument("inputs", nargs=-1, metavar="INPUTS...")(command)
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, and nothing else there.")(
+        command
+    )
+
+
+def flag_of(field: str) -> str:
+    """The flag through which people set a field of JobSpec: ``budget_usd`` is ``--budget``."""
+    if field == "inputs":
+        return "INPUTS"
+    long = [flag for flag in _FLAGS.get(field, {}).get("flags", []) if flag.startswith("--")]
+    return long[0] if long else "--" + field.replace("_", "-")
+
+
+def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Only those flags that were on the command line, as fields of JobSpec.
+
+    Raises:
+        InvalidSpecError: a tag is not ``key=value``, or the budget is not an amount.
+    """
+    given = {field: value for field, value in values.items() if value is not None and value != ()}
+    if "tags" in given:
+        given["tags"] = dict(_tag(text) for text in given["tags"])
+    if "budget_usd" in given:
+        given["budget_usd"] = str(given["budget_usd"]).strip().removeprefix("$").replace(",", "")
+    return given
+
+
+def _tag(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidSpecError(f"--tag {text!r} is not KEY=VALUE, such as --tag team=search", param="tags")
+    return key, value
+
+
+def build_spec(values: Mapping[str, Any]) -> JobSpec:
+    """Make the JobSpec that the flags describe.
+
+    Raises:
+        InvalidSpecError: in one sentence, with the flag at fault.
+    """
+    given = given_fields(values)
+    for field in ("inputs", "model"):
+        if field not in given:
+            example = "batchinfer run prompts.parquet --model model.gguf"
+            raise InvalidSpecError(f"{flag_of(field)} is missing, as in: {example}", param=field)
+    try:
+        return JobSpec(**given)
+    except ValidationError as error:
+        raise spec_error(error) from None
+
+
+def spec_error(error: ValidationError) -> InvalidSpecError:
+    """One sentence for people out of pydantic's report: the first fault, with its flag."""
+    fault = error.errors(include_url=False, include_context=False)[0]
+    field = str(fault["loc"][0]) if fault["loc"] else None
+    message = fault["msg"].removeprefix("Value error, ")
+    if field is None:
+        return InvalidSpecError(message)
+    value = repr(fault["input"])[:100]
+    return InvalidSpecError(f"{flag_of(field)} {value}: {message}", param=field)

@@ -1,0 +1,145 @@
+"""Records of the ledger turned into the views that people and programs get."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchinfer.jobs.views import (
+    CostSoFar,
+    CostView,
+    ErrorKind,
+    ErrorPage,
+    ErrorSample,
+    JobFault,
+    JobView,
+    Progress,
+    RowCounts,
+    TokenUsage,
+)
+from batchinfer.money import nanos_to_usd
+from batchinfer.types import ERROR_CODES, ErrorCode, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from decimal import Decimal
+
+    from batchinfer.jobs.leases import RowErrorSample
+    from batchinfer.jobs.queries import ErrorCount
+    from batchinfer.jobs.records import CostReport, JobRecord
+    from batchinfer.jobs.speed import Speed
+
+
+def job_view(job: JobRecord, speed: Speed) -> JobView:
+    """The view of one job."""
+    return JobView(
+        id=job.id,
+        name=job.name,
+        tags=dict(job.tags),
+        model=job.model,
+        state=job.state,
+        outcome=job.outcome,
+        error=None if job.error_code is None else JobFault(code=job.error_code, message=job.error_message or ""),
+        inputs=list(job.spec.inputs),
+        output=output_of(job),
+        rows=_row_counts(job),
+        usage=token_usage(job.usage),
+        progress=_progress(job, speed),
+        cost=_cost_so_far(job),
+        warnings=list(job.warnings),
+        priority=job.priority,
+        deadline=job.deadline_at,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+    )
+
+
+def output_of(job: JobRecord) -> str:
+    """Where the job's results go."""
+    return job.output or job.spec.output or ""
+
+
+def token_usage(usage: Usage) -> TokenUsage:
+    """The view of token counts."""
+    return TokenUsage(
+        prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens, completion_tokens=usage.completion_tokens
+    )
+
+
+def _row_counts(job: JobRecord) -> RowCounts:
+    remaining = None if job.num_rows is None else job.num_rows - job.counts.total
+    return RowCounts(total=job.num_rows, remaining=remaining, **job.counts.as_dict())
+
+
+def _progress(job: JobRecord, speed: Speed) -> Progress:
+    return Progress(
+        fraction=None if not job.num_rows else job.counts.total / job.num_rows,
+        rows_per_second=_rounded(speed.rows_per_second),
+        tokens_per_second=_rounded(speed.tokens_per_second),
+        eta_seconds=_rounded(speed.eta_seconds),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _optional_usd(nanos: int | None) -> Decimal | None:
+    return None if nanos is None else nanos_to_usd(nanos)
+
+
+def _cost_so_far(job: JobRecord) -> CostSoFar:
+    return CostSoFar(
+        metered_usd=nanos_to_usd(job.metered_nanos),
+        overhead_usd=nanos_to_usd(job.overhead_nanos),
+        list_usd=_optional_usd(job.list_nanos or None),
+        budget_usd=_optional_usd(job.budget_nanos),
+    )
+
+
+def error_page(
+    job: JobRecord, counts: Iterable[ErrorCount], samples: Sequence[RowErrorSample], *, has_more: bool
+) -> ErrorPage:
+    """A page of rows that did not succeed."""
+    return ErrorPage(
+        job_id=job.id,
+        failed_rows=job.counts.errored + job.counts.expired + job.counts.cancelled,
+        kinds=[_error_kind(found.code, found.num_samples) for found in counts],
+        data=[_error_sample(sample) for sample in samples],
+        has_more=has_more,
+    )
+
+
+def _error_kind(code: str, num_samples: int) -> ErrorKind:
+    info = ERROR_CODES[ErrorCode(code)]
+    return ErrorKind(
+        code=code, meaning=info.meaning, advice=info.advice, retryable=info.retryable, num_samples=num_samples
+    )
+
+
+def _error_sample(sample: RowErrorSample) -> ErrorSample:
+    info = ERROR_CODES[ErrorCode(sample.code)]
+    return ErrorSample(
+        row_index=sample.row_index,
+        status=sample.status,
+        code=sample.code,
+        type=info.type,
+        message=sample.message,
+        retryable=info.retryable,
+    )
+
+
+def cost_view(job: JobRecord, report: CostReport) -> CostView:
+    """The cost of a job out of the ledger's entries."""
+    tokens = report.usage.prompt_tokens + report.usage.completion_tokens
+    return CostView(
+        job_id=job.id,
+        rows_usd=nanos_to_usd(report.rows_nanos),
+        overhead_usd={kind: nanos_to_usd(nanos) for kind, nanos in report.overhead_nanos.items()},
+        metered_total_usd=nanos_to_usd(report.total_nanos),
+        list_usd=_optional_usd(report.list_nanos or None),
+        budget_usd=_optional_usd(job.budget_nanos),
+        device_seconds=report.device_ns / 10**9,
+        usage=token_usage(report.usage),
+        usd_per_million_tokens=_optional_usd(report.total_nanos * 10**6 // tokens if tokens else None),
+    )

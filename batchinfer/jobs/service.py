@@ -1,0 +1,222 @@
+"""Use cases behind the doors: the CLI and the REST API call these and show what they return."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from batchinfer.db.migrate import current, head, upgrade
+from batchinfer.db.session import create_db_engine
+from batchinfer.errors import ConflictError, InvalidSpecError, UserError
+from batchinfer.jobs import queries
+from batchinfer.jobs.dispatch import connect_dispatcher
+from batchinfer.jobs.ids import new_job_id
+from batchinfer.jobs.ledger import RETRIED, Ledger
+from batchinfer.jobs.paths import check_output_is_free, resolve_paths
+from batchinfer.jobs.present import cost_view, error_page, job_view, output_of
+from batchinfer.jobs.result_files import first_rows, results_view
+from batchinfer.jobs.speed import measure_speed
+from batchinfer.jobs.status import JobState
+from batchinfer.jobs.views import JobList
+from batchinfer.money import usd_to_nanos
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from decimal import Decimal
+    from pathlib import Path
+
+    from sqlalchemy import Engine
+
+    from batchinfer.dataset.verify import VerifyReport
+    from batchinfer.jobs.dispatch import Dispatcher
+    from batchinfer.jobs.records import JobRecord
+    from batchinfer.jobs.spec import JobSpec
+    from batchinfer.jobs.views import CostView, ErrorPage, JobView, PreviewRow, ResultsView
+    from batchinfer.types import RowStatus
+
+MAX_PAGE = 100
+"""Most items of one page."""
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class JobService:
+    """What people do with jobs.
+
+    ``shares_disk``: workers see the same local files as this process, so that a missing input is refused at submit.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ledger: Ledger,
+        dispatcher: Dispatcher,
+        *,
+        shares_disk: bool,
+        now: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        self.engine = engine
+        self.ledger = ledger
+        self._dispatcher = dispatcher
+        self._shares_disk = shares_disk
+        self._now = now
+
+    @classmethod
+    def connect(cls, database_url: str, broker_url: str) -> Self:
+        """Open the database and a way to wake workers. SQLite is created and upgraded; PostgreSQL must be already.
+
+        Raises:
+            UserError: ``database_not_migrated``.
+        """
+        engine = create_db_engine(database_url)
+        is_embedded = engine.dialect.name == "sqlite"
+        if is_embedded:
+            upgrade(engine)
+        elif (found := current(engine)) != head():
+            raise UserError(
+                f"the database is at revision {found or 'none'}, this program needs {head()}; run `batchinfer db upgrade`",
+                code="database_not_migrated",
+            )
+        return cls(engine, Ledger(engine), connect_dispatcher(broker_url), shares_disk=is_embedded)
+
+    def close(self) -> None:
+        """Give the database connections back."""
+        self.engine.dispose()
+
+    # -- submitting ---------------------------------------------------------------------------------------------------
+    def submit(
+        self,
+        spec: JobSpec,
+        *,
+        base: Path | None,
+        idempotency_key: str | None = None,
+        body: Any = None,
+    ) -> tuple[JobView, bool]:
+        """Write a new job; True if it is new, False if the key had made it before.
+
+        ``base`` is where relative paths start, see :func:`~batchinfer.jobs.paths.resolve_paths`. ``body`` is what was
+        asked for, JSON-able and before defaults were filled in: what two submissions under one key must share.
+
+        Raises:
+            UserError: what :func:`resolve_paths` raises; a deadline in the past; an output that is taken.
+            ConflictError: the key was used with another body, or the output exists.
+        """
+        job_id = new_job_id()
+        is_replay = idempotency_key is not None and queries.has_key(self.engine, idempotency_key)
+        resolved = resolve_paths(spec, base=base, job_id=job_id, must_exist=self._shares_disk and not is_replay)
+        if not is_replay:
+            self._check_new(resolved)
+        job, is_new = self.ledger.submit(
+            resolved,
+            job_id=job_id,
+            idempotency_key=idempotency_key,
+            body_hash=_body_hash(spec if body is None else body),
+        )
+        if is_new:
+            self._dispatcher.wake_planner(job.id)
+        return self.view(job), is_new
+
+    def _check_new(self, spec: JobSpec) -> None:
+        if spec.deadline is not None and spec.deadline <= self._now():
+            raise InvalidSpecError(f"the deadline {spec.deadline.isoformat()} has passed already", param="deadline")
+        assert spec.output is not None
+        check_output_is_free(spec.output)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+    def view(self, job: JobRecord) -> JobView:
+        """How a job stands, out of its record."""
+        return job_view(job, measure_speed(self.engine, job, self._now()))
+
+    def get(self, job_id: str) -> JobView:
+        """How a job stands. Raises NotFoundError."""
+        return self.view(self.ledger.get_job(job_id))
+
+    def list_jobs(self, *, state: JobState | None = None, limit: int = 20, after: str | None = None) -> JobList:
+        """A page of jobs, newest first. Raises NotFoundError if ``after`` is no job."""
+        if after is not None:
+            self.ledger.get_job(after)
+        found = self.ledger.list_jobs(state=state, limit=limit + 1, after=after)
+        views = [self.view(job) for job in found[:limit]]
+        return JobList(
+            data=views,
+            first_id=views[0].id if views else None,
+            last_id=views[-1].id if views else None,
+            has_more=len(found) > limit,
+        )
+
+    def errors(self, job_id: str, *, limit: int = 20, offset: int = 0, code: str | None = None) -> ErrorPage:
+        """Rows that did not succeed: kinds with advice, and a page of samples. Raises NotFoundError."""
+        job = self.ledger.get_job(job_id)
+        samples = self.ledger.row_errors(job_id, limit=limit + 1, offset=offset, code=code)
+        return error_page(
+            job, queries.error_counts(self.engine, job_id), samples[:limit], has_more=len(samples) > limit
+        )
+
+    def results(self, job_id: str) -> ResultsView:
+        """Where the results are: the finished output, or what can be read so far. Raises NotFoundError."""
+        job = self.ledger.get_job(job_id)
+        return results_view(job, self.ledger.shards(job_id))
+
+    def preview(self, job_id: str, limit: int) -> list[PreviewRow]:
+        """The first result rows that can be read now. Raises NotFoundError, OSError."""
+        return first_rows(self.ledger.get_job(job_id).spec, self.results(job_id).files, limit)
+
+    def cost(self, job_id: str) -> CostView:
+        """What a job has cost. Raises NotFoundError."""
+        job = self.ledger.get_job(job_id)
+        return cost_view(job, self.ledger.cost_report(job_id))
+
+    def verify(self, job_id: str, *, check_input: bool = True) -> VerifyReport:
+        """Prove from the files that every input row has exactly one outcome.
+
+        Raises:
+            NotFoundError: no such job, or its output is gone.
+            ConflictError: the job has not ended.
+        """
+        from batchinfer.dataset.verify import verify  # noqa: PLC0415 -- pyarrow loads when it is used
+
+        job = self.ledger.get_job(job_id)
+        if not job.state.is_terminal:
+            raise ConflictError(f"job {job.id} is {job.state}; verify it when it has ended", code="job_not_ended")
+        return verify(output_of(job), check_input=check_input)
+
+    # -- steering -----------------------------------------------------------------------------------------------------
+    def cancel(self, job_id: str) -> JobView:
+        """Stop a job; rows that ended are kept. Raises ConflictError, NotFoundError."""
+        return self.view(self.ledger.cancel(job_id))
+
+    def pause(self, job_id: str) -> JobView:
+        """Hold a job. Raises ConflictError, NotFoundError."""
+        return self.view(self.ledger.pause(job_id))
+
+    def resume(self, job_id: str, *, budget_usd: Decimal | None = None) -> JobView:
+        """Go on with a held or failed job, with a new budget if one is given. Raises ConflictError, NotFoundError."""
+        job = self.ledger.resume(job_id, budget_nanos=None if budget_usd is None else usd_to_nanos(budget_usd))
+        self._wake(job)
+        return self.view(job)
+
+    def retry(self, job_id: str, statuses: Iterable[RowStatus] = RETRIED) -> tuple[JobView, int]:
+        """Run rows of these statuses again; also says how many. Raises ConflictError, NotFoundError."""
+        num_rows = self.ledger.retry(job_id, statuses)
+        job = self.ledger.get_job(job_id)
+        if num_rows:
+            self._wake(job)
+        return self.view(job), num_rows
+
+    def _wake(self, job: JobRecord) -> None:
+        if job.state is JobState.VALIDATING:
+            self._dispatcher.wake_planner(job.id)
+        elif job.state is JobState.FINALIZING:
+            self._dispatcher.wake_finalizer(job.id)
+        elif job.num_shards:
+            self._dispatcher.wake_shards(job.model, job.num_shards)
+
+
+def _body_hash(body: Any) -> str:
+    """SHA-256 of the canonical JSON of what was asked for."""
+    plain = body.model_dump(mode="json") if hasattr(body, "model_dump") else body
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

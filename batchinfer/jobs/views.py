@@ -1,0 +1,199 @@
+"""What people and programs see of a job. The CLI's ``--json`` and the REST API give exactly these documents.
+
+Amounts are decimal text in dollars (``"0.000012345"``), so that no reader rounds them; times are ISO 8601 in UTC.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer
+
+Usd = Annotated[Decimal, PlainSerializer(lambda usd: f"{usd:f}", return_type=str)]
+"""Dollars with nine digits after the point, as text in JSON."""
+
+
+class View(BaseModel):
+    """Base of all views: immutable, described by its fields' docstrings."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class RowCounts(View):
+    """Rows by outcome. They never go down, except that ``retry`` moves rows back to ``remaining``."""
+
+    total: int | None
+    """All rows; unknown until the input is read."""
+    remaining: int | None
+    """Rows without an outcome."""
+    succeeded: int
+    errored: int
+    expired: int
+    cancelled: int
+    skipped: int
+    deduplicated: int
+
+
+class TokenUsage(View):
+    """Tokens of all rows so far."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Part of ``prompt_tokens`` that was found in the KV cache."""
+    completion_tokens: int
+
+
+class Progress(View):
+    """How fast the job goes; None where nothing is known yet or the job does not run."""
+
+    fraction: float | None
+    """Rows with an outcome over all rows, 0 to 1."""
+    rows_per_second: float | None
+    tokens_per_second: float | None
+    """Generated tokens a second, over all workers."""
+    eta_seconds: float | None
+    """Time to the end at this speed."""
+
+
+class CostSoFar(View):
+    """What the job has cost so far."""
+
+    metered_usd: Usd
+    """Device time of its rows."""
+    overhead_usd: Usd
+    """Device time that no row caused: loading, idling, work lost with a worker."""
+    list_usd: Usd | None
+    """At list price; None without a price for the model."""
+    budget_usd: Usd | None
+
+
+class JobFault(View):
+    """Why a job as a whole failed."""
+
+    code: str
+    message: str
+
+
+class JobView(View):
+    """One job: what it is, how far it is, what it has cost."""
+
+    id: str
+    object: Literal["job"] = "job"
+    name: str | None
+    tags: dict[str, str]
+    model: str
+    state: str
+    outcome: str | None
+    """``succeeded``, ``partial`` or ``none``, once the job has ended."""
+    error: JobFault | None
+    inputs: list[str]
+    output: str
+    """Folder or file where results go."""
+    rows: RowCounts
+    usage: TokenUsage
+    progress: Progress
+    cost: CostSoFar
+    warnings: list[str]
+    priority: int
+    deadline: datetime | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+class JobList(View):
+    """A page of jobs, newest first, in the shape of OpenAI's lists."""
+
+    object: Literal["list"] = "list"
+    data: list[JobView]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ErrorSample(View):
+    """One row that did not succeed."""
+
+    row_index: int
+    status: str
+    code: str
+    type: str
+    message: str
+    retryable: bool
+
+
+class ErrorKind(View):
+    """The rows with one error code."""
+
+    code: str
+    meaning: str
+    advice: str
+    retryable: bool
+    num_samples: int
+    """How many rows are kept as samples; the output has them all."""
+
+
+class ErrorPage(View):
+    """Rows that did not succeed. At most a bounded number of samples is kept; the result files have every row."""
+
+    object: Literal["list"] = "list"
+    job_id: str
+    failed_rows: int
+    """All rows that errored, expired or were cancelled, sampled or not."""
+    kinds: list[ErrorKind]
+    data: list[ErrorSample]
+    has_more: bool
+
+
+class ResultFile(View):
+    """One Parquet file of results."""
+
+    path: str
+    num_rows: int
+    num_bytes: int
+    sha256: str
+
+
+class ResultsView(View):
+    """Where a job's results are. Until the job has ended this is what can be read so far."""
+
+    job_id: str
+    state: str
+    output: str
+    is_complete: bool
+    manifest: str | None
+    files: list[ResultFile]
+
+
+class PreviewRow(View):
+    """One result row, for a first look."""
+
+    row_index: int
+    status: str
+    prompt: str | None
+    """The prompt, or the last message; None where a template made it."""
+    output: str | None
+    finish_reason: str | None
+    error_code: str | None
+    error_message: str | None
+    usage: TokenUsage
+    cost_usd: Usd | None
+
+
+class CostView(View):
+    """The cost of a job: ``rows_usd`` plus the overheads are ``metered_total_usd`` to the nano-dollar."""
+
+    job_id: str
+    rows_usd: Usd
+    overhead_usd: dict[str, Usd]
+    """By kind: ``load``, ``idle``, ``lost``."""
+    metered_total_usd: Usd
+    list_usd: Usd | None
+    budget_usd: Usd | None
+    device_seconds: float
+    """Device time of the rows and the overhead."""
+    usage: TokenUsage
+    usd_per_million_tokens: Usd | None
+    """Metered total over prompt and completion tokens."""
