@@ -122,16 +122,15 @@ def attend_group(
 
     ``keys [num_slots, num_kv_heads, head_dim]`` and ``values`` are a layer's whole cache.
     """
-    view = group.view(options.sliding_window)
     num_sequences, num_queries = group.query_rows.shape
     num_kv_heads = keys.shape[1]
-    # [num_kv_heads, num_sequences, context, head_dim]: the gather writes what the batched products read
-    k = _gather(keys, view.slots).float()
-    v = _gather(values, view.slots).float()
+    view = group.view(options.sliding_window, num_kv_heads)
+    k = _gather(keys, view.rows)
+    v = _gather(values, view.rows)
     q = query[group.query_rows].float() * options.scaling
     q = q.view(num_sequences, num_queries, num_kv_heads, -1, q.shape[-1]).permute(2, 0, 3, 1, 4)
     sinks = None if options.sinks is None else options.sinks.view(num_kv_heads, 1, -1, 1, 1)
-    tile = max(1, MAX_SCORES // (query.shape[1] * num_sequences * view.slots.shape[1]))
+    tile = max(1, MAX_SCORES // (query.shape[1] * num_sequences * view.rows.shape[2]))
     outputs = []
     for at in range(0, num_queries, tile):
         hidden = view.hidden[:, :, at : at + tile]
@@ -143,10 +142,13 @@ def attend_group(
     return output if group.kept is None else output[group.kept]
 
 
-def _gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """``[num_slots, num_kv_heads, dim]`` at ``slots [n, context]`` -> ``[num_kv_heads, n, context, dim]``."""
-    gathered = cache.transpose(0, 1).index_select(1, slots.flatten())
-    return gathered.view(cache.shape[1], *slots.shape, cache.shape[2])
+def _gather(cache: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Vectors of ``cache [num_slots, num_kv_heads, dim]`` at ``rows [num_kv_heads, n, context]``, in float32.
+
+    Rows count slots times heads: one contiguous read and write, laid out as the batched products want it. (Selecting
+    along the slots of a transposed view copies the whole cache first: seconds instead of microseconds.)
+    """
+    return cache.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, -1).float()
 
 
 def _weights(

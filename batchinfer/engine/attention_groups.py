@@ -38,9 +38,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ContextView:
-    """What a group's queries read: ``slots [n, context]``, and ``hidden [n, 1, num_queries, context]`` where not."""
+    """What a group's queries read: ``rows [num_kv_heads, n, context]``, and ``hidden [n, 1, num_queries, context]``.
 
-    slots: torch.Tensor
+    A row is ``slot * num_kv_heads + head``; hidden is True where a query may not look.
+    """
+
+    rows: torch.Tensor
     hidden: torch.Tensor
 
 
@@ -64,15 +67,16 @@ class AttentionGroup:
     contexts: NDArray[np.int64]
     """Real context of each sequence ``[n]``."""
     device: torch.device
-    _views: dict[int | None, ContextView] = field(default_factory=dict)
+    _views: dict[tuple[int | None, int], ContextView] = field(default_factory=dict)
 
-    def view(self, sliding_window: int | None) -> ContextView:
+    def view(self, sliding_window: int | None, num_kv_heads: int) -> ContextView:
         """What to read under a window of so many tokens (None: everything); computed once a step, not once a layer."""
-        if sliding_window not in self._views:
-            self._views[sliding_window] = self._make_view(sliding_window)
-        return self._views[sliding_window]
+        key = sliding_window, num_kv_heads
+        if key not in self._views:
+            self._views[key] = self._make_view(*key)
+        return self._views[key]
 
-    def _make_view(self, sliding_window: int | None) -> ContextView:
+    def _make_view(self, sliding_window: int | None, num_kv_heads: int) -> ContextView:
         lowest = np.zeros_like(self.contexts)
         if sliding_window is not None:  # the first query of a sequence looks back furthest
             lowest = np.maximum(self.positions[:, 0] - sliding_window + 1, 0)
@@ -85,7 +89,8 @@ class AttentionGroup:
         hidden = at > queries
         if sliding_window is not None:
             hidden |= at <= queries - sliding_window
-        return ContextView(torch.from_numpy(slots).to(self.device), torch.from_numpy(hidden).to(self.device))
+        rows = slots * num_kv_heads + np.arange(num_kv_heads)[:, None, None]
+        return ContextView(torch.from_numpy(rows).to(self.device), torch.from_numpy(hidden).to(self.device))
 
 
 def group_spans(spans: Sequence_[Span], block_size: int, device: torch.device) -> list[AttentionGroup]:

@@ -137,13 +137,15 @@ class EngineCore:
         started = self._clock()
         output = self._schedule()
         scheduled = self._clock()
+        failed_steps = self._stats.failed_steps
         ended = self._run(output) if output.scheduled else self._unstick(output)
         if output.scheduled:
             now = self._clock()
             self._stats.schedule_ns += scheduled - started
             self._charge(output, now - started)
-        for sequence, outcome in ended:
-            self._ended.append(self._end(sequence, outcome))
+        has_failed = self._stats.failed_steps > failed_steps
+        completions = [self._end(sequence, outcome) for sequence, outcome in ended]
+        (self._condemned if has_failed else self._ended).extend(completions)
 
     def _schedule(self) -> SchedulerOutput:
         output = self._scheduler.schedule(self._recovery.next_group())
@@ -169,8 +171,7 @@ class EngineCore:
             rows = [SamplingRow(s.params, s.seed, s.num_output_tokens) for s in sampling]
             tokens = self._sampler.sample(logits, rows)
         except Exception as error:  # noqa: BLE001 -- whatever a model or device raises must cost at most one row
-            self._recover(output, error)
-            return []
+            return self._recover(output, error)
         self._stats.model_ns += computed - started
         self._stats.sample_ns += self._clock() - computed
         self._scheduler.commit(output)
@@ -183,14 +184,15 @@ class EngineCore:
             self._scheduler.finish(sequence, keep_prefix=not isinstance(outcome, RowError))
         return ended
 
-    def _recover(self, output: SchedulerOutput, error: Exception) -> None:
+    def _recover(self, output: SchedulerOutput, error: Exception) -> Ended:
+        """Undo the step; the row to blame, if it is known by now."""
         self._scheduler.rollback(output)
         self._stats.failed_steps += 1
         culprit = self._recovery.on_failure(output, error)
-        if culprit is not None:
-            self._scheduler.finish(culprit)
-            row_error = RowError(ErrorCode.ENGINE_ERROR, f"{type(error).__name__}: {error}")
-            self._condemned.append(self._end(culprit, row_error))
+        if culprit is None:
+            return []
+        self._scheduler.finish(culprit)
+        return [(culprit, RowError(ErrorCode.ENGINE_ERROR, f"{type(error).__name__}: {error}"))]
 
     def _release_condemned(self) -> None:
         self._ended += self._condemned

@@ -1,0 +1,119 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from batchinfer.engine.block_pool import BlockPool, chain_hash, root_hash
+
+
+def test_free_blocks_go_out_in_the_order_in_which_they_became_free():
+    pool = BlockPool(num_blocks=3, block_size=2)
+    first, second, third = (pool.allocate() for _ in range(3))
+    for block, content in ((first, 1), (second, 2), (third, 3)):
+        pool.register(block, chain_hash(root_hash(), [content]))
+    pool.release([second])
+    pool.release([third])
+    pool.release([first])
+    assert [pool.allocate() for _ in range(3)] == [second, third, first]
+
+
+def test_a_sequence_loses_its_tail_before_its_head():
+    """A prefix is found from its head: its last block must be handed out first."""
+    pool = BlockPool(num_blocks=2, block_size=1)
+    table = [pool.allocate(), pool.allocate()]
+    parent = root_hash()
+    for block in table:
+        parent = chain_hash(parent, [7])
+        pool.register(block, parent)
+    pool.release(table)
+    assert pool.allocate() == table[1]
+
+
+def test_blocks_without_content_go_out_before_any_prefix():
+    pool = BlockPool(num_blocks=2, block_size=1)
+    prefix, empty = pool.allocate(), pool.allocate()
+    pool.register(prefix, chain_hash(root_hash(), [1]))
+    pool.release([prefix])
+    pool.release([empty])
+    assert pool.allocate() == empty
+
+
+def test_a_free_block_keeps_its_content_until_it_is_handed_out():
+    pool = BlockPool(num_blocks=1, block_size=2)
+    key = chain_hash(root_hash(), [5, 6])
+    block = pool.allocate()
+    pool.register(block, key)
+    pool.release([block])
+    assert pool.lookup(key) == block
+    pool.share(block)
+    assert pool.num_free == 0
+    pool.release([block])
+    pool.allocate()
+    assert pool.lookup(key) is None
+
+
+def test_hashes_name_the_content_and_all_before_it():
+    one = chain_hash(root_hash(), [1, 2])
+    assert chain_hash(root_hash(), [1, 2]) == one
+    assert chain_hash(root_hash(), [1, 3]) != one
+    assert chain_hash(chain_hash(root_hash(), [0, 0]), [1, 2]) != one
+    assert chain_hash(root_hash("tenant"), [1, 2]) != one
+
+
+def test_an_empty_pool_says_so():
+    pool = BlockPool(num_blocks=1, block_size=1)
+    pool.allocate()
+    with pytest.raises(IndexError, match="no KV cache block is free"):
+        pool.allocate()
+
+
+def test_integrity_finds_a_leak():
+    pool = BlockPool(num_blocks=2, block_size=1)
+    block = pool.allocate()
+    pool.check_integrity([[block]])
+    with pytest.raises(AssertionError):
+        pool.check_integrity([])
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Any order of allocate, share, register and release keeps the pool equal to a naive model of it."""
+
+    tables = Bundle("tables")
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(num_blocks=5, block_size=1)
+        self.living = []
+
+    @rule(target=tables)
+    def start(self):
+        self.living.append([])
+        return self.living[-1]
+
+    @rule(table=tables, content=st.integers(0, 3))
+    def grow(self, table, content):
+        key = chain_hash(root_hash(), [content, len(table)])
+        block = self.pool.lookup(key)
+        if block is not None and block not in table:
+            self.pool.share(block)
+            table.append(block)
+        elif self.pool.num_free:
+            table.append(self.pool.allocate())
+            self.pool.register(table[-1], key)
+
+    @precondition(lambda self: self.living)
+    @rule(table=consumes(tables))
+    def end(self, table):
+        self.pool.release(table)
+        self.living = [other for other in self.living if other is not table]
+
+    @invariant()
+    def is_whole(self):
+        self.pool.check_integrity(self.living)
+        held = {block for table in self.living for block in table}
+        assert self.pool.num_used == len(held)
+        assert self.pool.num_free == 5 - len(held)
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPoolMachine = PoolMachine.TestCase
