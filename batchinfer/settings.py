@@ -66,6 +66,8 @@ class Settings(BaseSettings):
     """Finished rows are committed when there are this many of them, ..."""
     checkpoint_seconds: Seconds = 30
     """... or when the oldest of them has waited this long."""
+    checkpoint_pause_seconds: Annotated[float, Field(ge=0, le=3600)] = 1
+    """Least time between two commits of a shard: a fast engine shall not spend its time on them."""
     shards_in_flight: Annotated[int, Field(ge=1, le=64)] = 2
     """Shards a worker feeds to its engine at once, so that the batch never drains at a shard's end."""
     window_rows: Annotated[int, Field(ge=1)] = 512

@@ -85,8 +85,9 @@ class CeleryDispatcher:
     def _top_up(self, queue: str, task: str, argument: str, count: int) -> None:
         try:
             with self._app.pool.acquire(block=True, timeout=5) as connection:
-                waiting = 0 if queue == CONTROL_QUEUE else _num_messages(connection.default_channel, queue)
-                for _ in range(count - waiting):
+                limit = MAX_WAKE_UPS if queue == CONTROL_QUEUE else count
+                room = limit - _num_messages(connection.default_channel, queue)
+                for _ in range(min(count, room)):
                     self._app.send_task(task, (argument,), queue=queue, connection=connection, retry=False)
         except Exception as error:  # noqa: BLE001 -- each broker raises its own, and none may fail a committed change
             _log.warning("could not publish to %s (%s); the ticker will send it again", queue, error)

@@ -106,7 +106,9 @@ class Endings(LedgerBase):
 
         Its price is the difference of two roundings, so that parts and lost work sum to the attempt's whole time.
         """
-        metered_ns = max(attempt.metered_ns, metered_ns)
+        # heartbeats estimate the share of unfinished rows; an attempt that commits its shard has none, and lost nothing
+        is_committed = state is AttemptState.COMMITTED
+        metered_ns = attempt.device_ns if is_committed else max(attempt.metered_ns, metered_ns)
         connection.execute(
             update(Attempt)
             .where(Attempt.id == attempt.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Update, and_, case, insert, or_, select, update
+from sqlalchemy import Update, and_, case, insert, or_, select, true, update
 from sqlalchemy.orm import aliased
 
 from batchinfer.db.tables import CLAIMABLE, Attempt, Job, Shard, Worker
@@ -29,9 +29,16 @@ class Leases(Endings):
     """Claim and heartbeat."""
 
     def lease_shard(
-        self, worker_id: str, *, models: Sequence[str] | None = None, lease_seconds: float = 60.0
+        self,
+        worker_id: str,
+        *,
+        models: Sequence[str] | None = None,
+        job_id: str | None = None,
+        lease_seconds: float = 60.0,
     ) -> Lease | None:
         """Lease the best shard there is for these models (None: any); shards to be closed match every worker.
+
+        With ``job_id``, only that job's shards are leased.
 
         Order: shards whose lease expired or failed, then priority, deadline, job age, shard index.
 
@@ -44,7 +51,7 @@ class Leases(Endings):
             price = connection.execute(select(Worker.nanos_per_hour).where(Worker.id == worker_id)).scalar_one_or_none()
             if price is None:
                 raise NotFoundError(f"worker {worker_id} is not registered", param="worker_id")
-            shard = connection.execute(claim_statement(now, models)).one_or_none()
+            shard = connection.execute(claim_statement(now, models, job_id)).one_or_none()
             if shard is None:
                 return None
             return _open_attempt(
@@ -101,17 +108,18 @@ class Leases(Endings):
         return connection.execute(select(Job).where(Job.id == job_id)).one()
 
 
-def claim_statement(now: datetime, models: Sequence[str] | None) -> Update:
+def claim_statement(now: datetime, models: Sequence[str] | None, job_id: str | None = None) -> Update:
     """The one statement that claims a shard. Two workers never get the same.
 
     The condition repeats the partial index's, so that the first match in index order ends the search.
     """
     candidate = aliased(Shard)
     is_due = or_(candidate.retry_at.is_(None), candidate.retry_at <= now)
-    fits = True if models is None else candidate.queue.in_([*models, EVERYONE])
+    fits = true() if models is None else candidate.queue.in_([*models, EVERYONE])
+    is_of_job = true() if job_id is None else candidate.job_id == job_id
     best = (
         select(candidate.id)
-        .where(and_(CLAIMABLE, is_due, fits))
+        .where(and_(CLAIMABLE, is_due, fits, is_of_job))
         .order_by(candidate.turn, candidate.rank, candidate.deadline_key, candidate.job_id, candidate.shard_index)
         .limit(1)
         .with_for_update(skip_locked=True)

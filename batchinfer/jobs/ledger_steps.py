@@ -6,7 +6,7 @@ import secrets
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import TextClause, select, update
+from sqlalchemy import TextClause, select, true, update
 from sqlalchemy.orm import aliased
 
 from batchinfer.db.tables import WAITS_FOR_MANIFEST, WAITS_FOR_PLAN, Job
@@ -29,9 +29,11 @@ MAX_STEP_ATTEMPTS = 5
 class Steps(LedgerBase):
     """Leases of whole jobs, for the planner and the finalizer."""
 
-    def lease_planning(self, worker_id: str, *, lease_seconds: float = 60.0) -> PlanLease | None:
-        """Lease the best job that waits for a plan."""
-        found = self._lease_step(worker_id, WAITS_FOR_PLAN, "planning_lost", lease_seconds)
+    def lease_planning(
+        self, worker_id: str, *, job_id: str | None = None, lease_seconds: float = 60.0
+    ) -> PlanLease | None:
+        """Lease the best job that waits for a plan; with ``job_id``, only that one."""
+        found = self._lease_step(worker_id, WAITS_FOR_PLAN, "planning_lost", lease_seconds, job_id)
         return None if found is None else PlanLease(job_record(found), found.step_token, found.step_expires_at)
 
     def heartbeat_planning(self, job_id: str, token: str, *, lease_seconds: float = 60.0) -> None:
@@ -42,9 +44,11 @@ class Steps(LedgerBase):
         """The job cannot be planned: it becomes ``failed``. Raises FencedError."""
         return self._fail_step(job_id, token, JobState.VALIDATING, code, message)
 
-    def lease_finalizing(self, worker_id: str, *, lease_seconds: float = 60.0) -> FinalizeLease | None:
-        """Lease a job whose rows have all ended."""
-        found = self._lease_step(worker_id, WAITS_FOR_MANIFEST, "finalizing_lost", lease_seconds)
+    def lease_finalizing(
+        self, worker_id: str, *, job_id: str | None = None, lease_seconds: float = 60.0
+    ) -> FinalizeLease | None:
+        """Lease a job whose rows have all ended; with ``job_id``, only that one."""
+        found = self._lease_step(worker_id, WAITS_FOR_MANIFEST, "finalizing_lost", lease_seconds, job_id)
         return None if found is None else FinalizeLease(job_record(found), found.step_token, found.step_expires_at)
 
     def heartbeat_finalizing(self, job_id: str, token: str, *, lease_seconds: float = 60.0) -> None:
@@ -74,9 +78,13 @@ class Steps(LedgerBase):
         return self._fail_step(job_id, token, JobState.FINALIZING, code, message)
 
     # -- what both steps do -------------------------------------------------------------------------------------------
-    def _lease_step(self, worker_id: str, waiting: TextClause, lost_code: str, lease_seconds: float) -> Row[Any] | None:
+    def _lease_step(
+        self, worker_id: str, waiting: TextClause, lost_code: str, lease_seconds: float, job_id: str | None
+    ) -> Row[Any] | None:
         def work(connection: Connection, now: datetime) -> Row[Any] | None:
-            while (job := _claim_step(connection, worker_id, waiting, now, lease_seconds)) is not None:
+            while (
+                job := _claim_step(connection, worker_id, waiting, now, lease_seconds=lease_seconds, job_id=job_id)
+            ) is not None:
                 if job.step_attempts <= MAX_STEP_ATTEMPTS:
                     return job
                 message = f"{MAX_STEP_ATTEMPTS} workers were lost at this step; look at their logs, then resume"
@@ -113,14 +121,20 @@ class Steps(LedgerBase):
 
 
 def _claim_step(
-    connection: Connection, worker_id: str, waiting: TextClause, now: datetime, lease_seconds: float
+    connection: Connection,
+    worker_id: str,
+    waiting: TextClause,
+    now: datetime,
+    *,
+    lease_seconds: float,
+    job_id: str | None,
 ) -> Row[Any] | None:
     """Take a job's step in one statement; two workers never get the same."""
     candidate = aliased(Job)
     is_free = candidate.step_expires_at.is_(None) | (candidate.step_expires_at <= now)
     best = (
         select(candidate.id)
-        .where(waiting, is_free)
+        .where(waiting, is_free, true() if job_id is None else candidate.id == job_id)
         .order_by(candidate.priority.desc(), candidate.id)
         .limit(1)
         .with_for_update(skip_locked=True, key_share=True)

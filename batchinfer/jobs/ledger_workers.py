@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import delete, func, or_, select, true, update
 
 from batchinfer.db.tables import CLAIMABLE, RUNNING, WAITS_FOR_MANIFEST, WAITS_FOR_PLAN, Attempt, Job, Shard, Worker
 from batchinfer.errors import NotFoundError
@@ -76,16 +76,17 @@ class Workers(LedgerBase):
 
         self._write(work)
 
-    def pending_models(self) -> dict[str, int]:
-        """Model to number of shards that a worker could lease now, expired leases included."""
+    def pending_models(self, job_id: str | None = None) -> dict[str, int]:
+        """Model to number of shards that a worker could lease now, expired leases included; of all jobs or one."""
+        is_of_job = true() if job_id is None else Shard.job_id == job_id
 
         def work(connection: Connection, now: datetime) -> dict[str, int]:
             is_due = or_(Shard.retry_at.is_(None), Shard.retry_at <= now)
-            waiting = select(Shard.model, func.count()).where(CLAIMABLE, is_due).group_by(Shard.model)
+            waiting = select(Shard.model, func.count()).where(CLAIMABLE, is_due, is_of_job).group_by(Shard.model)
             expired = (
                 select(Shard.model, func.count())
                 .where(Shard.id.in_(select(Attempt.shard_id).where(RUNNING, Attempt.lease_expires_at <= now)))
-                .where(Shard.queue.is_not(None))
+                .where(Shard.queue.is_not(None), is_of_job)
                 .group_by(Shard.model)
             )
             models: dict[str, int] = {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
-from kombu import Queue
 
 from batchinfer.jobs.dispatch import CONTROL_QUEUE, PUBLISH_OPTIONS
 from batchinfer.settings import Settings
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 VISIBILITY_TIMEOUT_SECONDS = 6 * 3600
 """Far above the longest shard: an unacknowledged message is delivered again after this, even to its own worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """What a worker of the app works with; ``models`` and ``job_id`` limit what it leases."""
+
+    settings: Settings
+    models: tuple[str, ...] | None = None
+    job_id: str | None = None
 
 
 def celery_settings(settings: Settings) -> Mapping[str, Any]:
@@ -27,7 +36,6 @@ def celery_settings(settings: Settings) -> Mapping[str, Any]:
         "accept_content": ["json"],
         # early: a lost message is sent again by the ticker, a late acknowledgement would be delivered twice
         "task_acks_late": False,
-        "task_queues": [Queue(CONTROL_QUEUE)],
         "task_default_queue": CONTROL_QUEUE,
         "task_publish_retry": False,
         "imports": ["batchinfer_workers.tasks"],
@@ -48,11 +56,14 @@ def celery_settings(settings: Settings) -> Mapping[str, Any]:
 
 
 def create_app(settings: Settings) -> Celery:
-    """Build the app. Connects to nothing: neither broker nor database nor device is touched."""
+    """Build the app. Connects to nothing: neither broker nor database nor device is touched.
+
+    A worker of this app opens a node (see :mod:`batchinfer_workers.worker_step`), which the tasks call.
+    """
     app = Celery("batchinfer", set_as_current=False)
     app.conf.update(celery_settings(settings))
-    app.batchinfer_settings = settings
-    app.finalize()
+    app.steps["worker"].add("batchinfer_workers.worker_step:NodeStep")
+    app.batchinfer_options = NodeOptions(settings)
     return app
 
 

@@ -1,0 +1,124 @@
+"""Planning: look at the input once, refuse what cannot work, and cut row ranges of about equal work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from batchinfer.jobs.leases import ShardPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from batchinfer.dataset.prompt import PromptConfig, RowReader
+    from batchinfer.dataset.source import InputSource
+    from batchinfer.jobs.spec import JobSpec
+
+SAMPLE_ROWS = 100
+"""Rows whose prompts are rendered before anything runs."""
+BYTES_PER_TOKEN = 4
+"""Rough size of a token of text; shards need to be about equal only."""
+MIN_SHARDS = 16
+"""A large job is cut into at least so many shards, so that several workers can share it."""
+MIN_SHARD_TOKENS = 2**14
+MAX_SHARD_TOKENS = 2**20
+"""At 3,500 tokens a second about five minutes: what a lost lease or a redelivered message may cost at most."""
+MAX_SHARD_ROWS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """What the ledger's ``commit_plan`` wants to know. ``shards`` tile ``[0, num_rows)`` in order."""
+
+    num_rows: int
+    fingerprint: Mapping[str, Any]
+    warnings: tuple[str, ...]
+    shards: Iterable[ShardPlan]
+
+
+def prompt_config(spec: JobSpec) -> PromptConfig:
+    """The part of a spec that says how a row becomes a request.
+
+    The job's seed is left out: the worker derives one for each row, so that equal prompts do not get equal samples.
+    """
+    from batchinfer.dataset.prompt import PromptConfig  # noqa: PLC0415 -- pyarrow loads for planners and workers only
+
+    return PromptConfig(
+        prompt_column=spec.prompt_column,
+        messages_column=spec.messages_column,
+        template=spec.template,
+        system=spec.system,
+        on_null=spec.on_null.value,
+        params=spec.sampling_params().model_copy(update={"seed": None}),
+    )
+
+
+def plan_job(spec: JobSpec) -> JobPlan:
+    """Read the input's metadata, check columns, ids and a sample of prompts, and cut shards.
+
+    Raises:
+        InputError: the input cannot be read as asked.
+        InvalidSpecError: the template is wrong, or result columns clash with the input's.
+    """
+    from batchinfer.dataset.prompt import RowReader  # noqa: PLC0415 -- see prompt_config
+    from batchinfer.dataset.schema import ResultSchema  # noqa: PLC0415
+    from batchinfer.dataset.source import InputSource  # noqa: PLC0415
+
+    source = InputSource.open(spec.inputs, spec.limit)
+    ResultSchema(source.schema, spec.column_prefix, include_token_ids=spec.include_token_ids)
+    reader = RowReader(prompt_config(spec), source.schema)
+    if spec.id_column is not None:
+        source.check_ids(spec.id_column)
+    return JobPlan(
+        num_rows=source.num_rows,
+        fingerprint=source.fingerprint(),
+        warnings=(*source.warnings, *reader.warnings, *_sample_warnings(source, reader)),
+        shards=cut_shards(
+            lambda: source.token_weights(reader.columns), max_tokens=spec.max_tokens, shard_rows=spec.shard_rows
+        ),
+    )
+
+
+def cut_shards(
+    weights: Callable[[], Iterator[tuple[int, int, int]]], *, max_tokens: int, shard_rows: int | None = None
+) -> Iterator[ShardPlan]:
+    """Cut shards of about equal estimated tokens.
+
+    ``weights`` returns an iterator of ``(row_start, row_end, bytes of prompts)``, covering all rows in order; it is
+    called twice. A row is estimated at its share of the bytes, plus ``max_tokens`` of answer.
+    """
+    total = sum(_est_tokens(end - start, size, max_tokens) for start, end, size in weights())
+    target = min(max(total // MIN_SHARDS, MIN_SHARD_TOKENS), MAX_SHARD_TOKENS)
+    limit = shard_rows or MAX_SHARD_ROWS
+    index = row_start = num_rows = tokens = 0
+    for start, end, size in weights():
+        per_row = max(1, _est_tokens(end - start, size, max_tokens) // max(1, end - start))
+        row = start
+        while row < end:
+            room = limit - num_rows
+            if shard_rows is None:
+                room = min(room, max(1, (target - tokens) // per_row))
+            taken = min(room, end - row)
+            row, num_rows, tokens = row + taken, num_rows + taken, tokens + taken * per_row
+            if num_rows == limit or (shard_rows is None and tokens + per_row > target):
+                yield ShardPlan(index, row_start, row, tokens)
+                index, row_start, num_rows, tokens = index + 1, row, 0, 0
+    if num_rows:
+        yield ShardPlan(index, row_start, row_start + num_rows, tokens)
+
+
+def _est_tokens(num_rows: int, num_bytes: int, max_tokens: int) -> int:
+    return num_bytes // BYTES_PER_TOKEN + num_rows * max_tokens
+
+
+def _sample_warnings(source: InputSource, reader: RowReader) -> tuple[str, ...]:
+    """Say what the first rows tell: a person should hear at once that every prompt is empty, not after a night."""
+    codes: dict[str, int] = {}
+    num_rows = 0
+    for first, batch in islice(source.iter_batches(0, SAMPLE_ROWS, reader.columns), SAMPLE_ROWS):
+        for row in reader.read(batch, first):
+            num_rows += 1
+            if row.error is not None:
+                codes[row.error.code] = codes.get(row.error.code, 0) + 1
+    return tuple(f"{count} of the first {num_rows} rows cannot run: {code}" for code, count in sorted(codes.items()))

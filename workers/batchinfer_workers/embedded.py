@@ -1,0 +1,153 @@
+"""``batchinfer run``: a worker inside this process, for one job, until it has ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from celery.worker import state as celery_state
+
+from batchinfer.jobs.dispatch import shard_queue
+from batchinfer.jobs.service import JobService
+from batchinfer.jobs.status import HELD
+from batchinfer_workers.app import create_app
+from batchinfer_workers.worker import build_controller, stop_controller
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from batchinfer.jobs.ledger import Ledger
+    from batchinfer.jobs.records import JobRecord
+    from batchinfer.settings import Settings
+
+POLL_SECONDS = 0.25
+"""Time between two looks at the job."""
+SPEED_SECONDS = 10.0
+"""Speed is measured over this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is, rows that are not committed yet included."""
+
+    job: JobRecord
+    rows_done: int
+    rows_total: int | None
+    """None until the job is planned."""
+    tokens: int
+    """Generated tokens so far."""
+    rows_per_second: float | None
+    tokens_per_second: float | None
+    eta_seconds: float | None
+    cost_nanos: int
+    """Committed cost: rows and overhead."""
+
+
+def run_embedded(settings: Settings, job_id: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
+    """Work on a job until it has ended or is held (paused, budget exhausted); return its record.
+
+    Messages stay in this process. ``on_progress`` is called a few times a second in the calling thread. The same job
+    may be worked on by other workers at the same time.
+
+    Raises:
+        KeyboardInterrupt: after draining: finished rows are committed, and the job can be run on later.
+        NotFoundError: no such job.
+        RuntimeError: the worker ended by itself; the log says why.
+    """
+    service = JobService.connect(settings.sqlalchemy_url, "memory://")
+    try:
+        job = service.ledger.get_job(job_id)
+        embedded = settings.model_copy(update={"broker_url": "memory://"})
+        with _worker(embedded, job) as worker:
+            _watch(service.ledger, worker, job_id, on_progress or (lambda _progress: None))
+        return service.ledger.get_job(job_id)
+    finally:
+        service.close()
+
+
+class _Worker:
+    """A Celery worker in a thread."""
+
+    def __init__(self, settings: Settings, job: JobRecord) -> None:
+        self._app = create_app(settings)
+        self._app.batchinfer_options = replace(self._app.batchinfer_options, job_id=job.id)
+        self._controller = build_controller(self._app)
+        # known from the start, so that no message waits until the ticker has found out
+        self._app.amqp.queues.select_add(shard_queue(job.model))
+        self._thread = threading.Thread(target=self._controller.start, name="embedded-worker", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def uncommitted(self) -> tuple[int, int]:
+        node = getattr(self._app, "batchinfer_node", None)
+        return node.uncommitted if node else (0, 0)
+
+    def start(self) -> None:
+        celery_state.should_stop = None
+        self._thread.start()
+
+    def stop(self) -> None:
+        node: Any = getattr(self._app, "batchinfer_node", None)
+        if node is not None:
+            node.drain()
+        stop_controller()
+        self._thread.join()
+        celery_state.should_stop = None
+        self._app.close()
+
+
+@contextmanager
+def _worker(settings: Settings, job: JobRecord) -> Iterator[_Worker]:
+    worker = _Worker(settings, job)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def _watch(ledger: Ledger, worker: _Worker, job_id: str, on_progress: Callable[[Progress], None]) -> None:
+    """Report until the job has ended or is held."""
+    speed = _Speed()
+    while True:
+        job = ledger.get_job(job_id)
+        on_progress(speed.measure(job, *worker.uncommitted))
+        if job.state.is_terminal or job.state in HELD:
+            return
+        if not worker.is_alive:
+            raise RuntimeError(f"the worker ended while job {job_id} is {job.state}; its log says why")
+        time.sleep(POLL_SECONDS)
+
+
+class _Speed:
+    """Speed over the last seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: list[tuple[float, int, int]] = []
+
+    def measure(self, job: JobRecord, rows: int, tokens: int) -> Progress:
+        """Add what is not committed yet (``rows``, ``tokens``) to the job's counters, and compare with the past."""
+        now = self._clock()
+        rows_done, tokens = job.counts.total + rows, job.usage.completion_tokens + tokens
+        self._seen = [*(seen for seen in self._seen if now - seen[0] <= SPEED_SECONDS), (now, rows_done, tokens)]
+        then, old_rows, old_tokens = self._seen[0]
+        seconds = now - then
+        rows_per_second = (rows_done - old_rows) / seconds if seconds else None
+        left = None if job.num_rows is None else job.num_rows - rows_done
+        return Progress(
+            job=job,
+            rows_done=rows_done,
+            rows_total=job.num_rows,
+            tokens=tokens,
+            rows_per_second=rows_per_second,
+            tokens_per_second=(tokens - old_tokens) / seconds if seconds else None,
+            eta_seconds=left / rows_per_second if rows_per_second and left is not None else None,
+            cost_nanos=job.cost_nanos,
+        )

@@ -1,0 +1,227 @@
+"""A worker's insides: what its Celery tasks call, what its ticker tells, and how it stops."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from batchinfer import __version__
+from batchinfer.engine.process import EngineProcess
+from batchinfer.errors import FencedError, NotFoundError
+from batchinfer.jobs.status import JobState
+from batchinfer.money import DeviceMeter
+from batchinfer_workers.engine_host import EngineHost
+from batchinfer_workers.finalizer import run_finalizing
+from batchinfer_workers.planning import run_planning
+from batchinfer_workers.shard_runner import ShardRunner
+from batchinfer_workers.ticker import Ticker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from batchinfer.engine.config import EngineConfig
+    from batchinfer.jobs.dispatch import Dispatcher
+    from batchinfer.jobs.leases import Lease
+    from batchinfer.jobs.ledger import Ledger
+    from batchinfer.settings import Settings
+
+DRAIN_SECONDS = 30.0
+"""How long a stop waits for running shards to commit and give back; they need a second or two."""
+MODEL_SECONDS = 300.0
+"""How long a loaded model's shards go before others, so that jobs of two models do not reload at each shard."""
+REPORT_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class WorkerNode:
+    """One worker: its ledger, its engine, the shards it runs, its ticker.
+
+    ``models`` and ``job_id`` limit what it leases (None: anything). ``listen`` is called with each model that has work.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        dispatcher: Dispatcher,
+        *,
+        models: Sequence[str] | None = None,
+        job_id: str | None = None,
+        listen: Callable[[str], None] = lambda _model: None,
+    ) -> None:
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.draining = threading.Event()
+        self._settings = settings
+        self._ledger = ledger
+        self._dispatcher = dispatcher
+        self._models = models
+        self._job_id = job_id
+        self._host = EngineHost(self._start_engine, on_close=self._book_idle)
+        self._lock = threading.Lock()
+        self._num_busy = 0
+        self._runners: dict[int, ShardRunner] = {}
+        self._idle = threading.Condition(self._lock)
+        self._reported_at = 0.0
+        self.ticker = Ticker(
+            ledger,
+            dispatcher,
+            seconds=settings.tick_seconds,
+            models=models,
+            job_id=job_id,
+            num_free=lambda: settings.shards_in_flight - self._num_busy,
+            listen=listen,
+            on_tick=self._report,
+        )
+
+    def start(self) -> None:
+        """Register and begin to tick."""
+        self._register()
+        self.ticker.start()
+
+    @property
+    def uncommitted(self) -> tuple[int, int]:
+        """Rows that are finished and not committed, and their generated tokens."""
+        checkpoints = [runner.checkpoint for runner in list(self._runners.values())]
+        pending = [(c.num_rows, c.completion_tokens) for c in checkpoints if c is not None]
+        return sum(rows for rows, _ in pending), sum(tokens for _, tokens in pending)
+
+    # -- what tasks call ----------------------------------------------------------------------------------------------
+    def plan_jobs(self) -> None:
+        """Plan jobs while there are any."""
+        seconds = self._settings.lease_seconds
+        while not self.draining.is_set():
+            lease = self._ledger.lease_planning(self.id, job_id=self._job_id, lease_seconds=seconds)
+            if lease is None:
+                return
+            with suppress(FencedError):
+                job = run_planning(self._ledger, lease, lease_seconds=seconds)
+                _log.info("job %s is %s with %s rows in %s shards", job.id, job.state, job.num_rows, job.num_shards)
+            self.ticker.nudge()
+
+    def run_shards(self) -> None:
+        """Run shards while there are any and a place is free."""
+        with self._place() as has_place:
+            while has_place and not self.draining.is_set():
+                lease = self._ledger.lease_shard(
+                    self.id,
+                    models=self._wanted_models(),
+                    job_id=self._job_id,
+                    lease_seconds=self._settings.lease_seconds,
+                )
+                if lease is None:
+                    return
+                self._run(lease)
+
+    def finalize_jobs(self) -> None:
+        """Finish jobs while there are any."""
+        seconds = self._settings.lease_seconds
+        while not self.draining.is_set():
+            lease = self._ledger.lease_finalizing(self.id, job_id=self._job_id, lease_seconds=seconds)
+            if lease is None:
+                return
+            with suppress(FencedError):
+                job = run_finalizing(self._ledger, lease, lease_seconds=seconds)
+                _log.info("job %s is %s", job.id, job.state)
+
+    # -- stopping -----------------------------------------------------------------------------------------------------
+    def drain(self) -> None:
+        """Begin to stop: running shards commit what is finished and give the rest back. Returns at once."""
+        self.draining.set()
+
+    def close(self) -> None:
+        """Stop for good: wait for running shards, end the engine, say goodbye."""
+        self.drain()
+        with self._idle:
+            if not self._idle.wait_for(lambda: self._num_busy == 0, timeout=DRAIN_SECONDS):
+                _log.warning("%s shards did not stop in %s seconds; their leases expire", self._num_busy, DRAIN_SECONDS)
+        self.ticker.close()
+        self._host.close()
+        with _logged("could not say goodbye to the database"):
+            self._ledger.drop_worker(self.id)
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+    @contextmanager
+    def _place(self) -> Iterator[bool]:
+        """One of the places for running shards, if one is free."""
+        with self._lock:
+            has_place = self._num_busy < self._settings.shards_in_flight
+            self._num_busy += has_place
+        try:
+            yield has_place
+        finally:
+            with self._idle:
+                self._num_busy -= has_place
+                self._idle.notify_all()
+
+    def _wanted_models(self) -> Sequence[str] | None:
+        """The loaded model only, while other shards use it and it has not had its time; else whatever is best."""
+        model = self._host.model
+        if model is None or len(self._runners) == 0 or self._host.loaded_seconds > MODEL_SECONDS:
+            return self._models
+        return [model]
+
+    def _run(self, lease: Lease) -> None:
+        runner = ShardRunner(self._ledger, self._host, self._settings, lease, self.draining)
+        self._runners[lease.attempt_id] = runner
+        try:
+            job = runner.run()
+        finally:
+            del self._runners[lease.attempt_id]
+        if job is not None and job.state is JobState.FINALIZING:
+            self._dispatcher.wake_finalizer(job.id)
+
+    def _start_engine(self, config: EngineConfig) -> EngineProcess:
+        _log.info("loading %s", config.model)
+        settings = self._settings
+        return EngineProcess(
+            settings.engine_factory,
+            config,
+            stall_seconds=settings.stall_seconds,
+            load_timeout_seconds=settings.load_seconds,
+        )
+
+    def _book_idle(self, engine_id: str, idle_ns: int) -> None:
+        """Device time between shards belongs to no job."""
+        nanos = DeviceMeter(self._settings.nanos_per_hour).charge(idle_ns)
+        with _logged("could not book the engine's idle time"):
+            self._ledger.add_overhead(
+                None, f"engine:{engine_id}:idle", kind="idle", device_ns=idle_ns, nanos=nanos, worker_id=self.id
+            )
+
+    def _register(self) -> None:
+        self._ledger.register_worker(
+            self.id,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            nanos_per_hour=self._settings.nanos_per_hour,
+            device=self._settings.device or "auto",
+            version=__version__,
+            models=self._models or (),
+        )
+
+    def _report(self) -> None:
+        """Tell the database every few seconds that this worker lives and what it does."""
+        if time.monotonic() - self._reported_at < REPORT_SECONDS:
+            return
+        self._reported_at = time.monotonic()
+        loaded = self._host.model
+        stats = {"busy": self._num_busy, "uncommitted_rows": self.uncommitted[0], "engine": self._host.stats()}
+        try:
+            self._ledger.worker_heartbeat(self.id, models=[loaded] if loaded else [], stats=stats)
+        except NotFoundError:
+            self._register()
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Go on without something that is good to have."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 -- nothing that stands behind this may keep a worker from stopping
+        _log.warning(what, exc_info=True)

@@ -1,0 +1,53 @@
+"""Planning one job under a lease, so that two planners never plan it twice."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from batchinfer.dataset.layout import OutputLayout
+from batchinfer.errors import UserError
+from batchinfer.jobs.paths import default_output
+from batchinfer.jobs.planner import plan_job
+from batchinfer.jobs.status import Action
+from batchinfer_workers.heartbeat import LeaseKeeper
+
+if TYPE_CHECKING:
+    from batchinfer.jobs.leases import PlanLease
+    from batchinfer.jobs.ledger import Ledger
+    from batchinfer.jobs.records import JobRecord
+
+_log = logging.getLogger(__name__)
+
+
+def run_planning(ledger: Ledger, lease: PlanLease, *, lease_seconds: float) -> JobRecord:
+    """Plan the job, or fail it with a sentence that says why it cannot run.
+
+    Raises:
+        FencedError: the lease was lost: somebody else plans the job, or it was cancelled.
+    """
+    job = lease.job
+
+    def renew() -> Action:
+        ledger.heartbeat_planning(job.id, lease.token, lease_seconds=lease_seconds)
+        return Action.CONTINUE
+
+    with LeaseKeeper(renew, seconds=lease_seconds / 4):
+        try:
+            plan = plan_job(job.spec)
+            output = job.spec.output or default_output(job.spec.inputs[0], job.id)
+            OutputLayout(output, job.id).prepare()
+        except UserError as error:
+            return ledger.fail_planning(job.id, lease.token, error.code, error.message)
+        except OSError as error:
+            _log.exception("job %s cannot be planned", job.id)
+            return ledger.fail_planning(job.id, lease.token, "planning_failed", f"{type(error).__name__}: {error}")
+        return ledger.commit_plan(
+            job.id,
+            lease.token,
+            num_rows=plan.num_rows,
+            fingerprint=plan.fingerprint,
+            warnings=plan.warnings,
+            output=output,
+            shards=plan.shards,
+        )

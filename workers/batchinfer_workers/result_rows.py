@@ -1,0 +1,98 @@
+"""Outcomes of rows, priced: what a completion, a bad row or a row that never ran becomes in the output."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from batchinfer.dataset.schema import ResultRow
+from batchinfer.money import DeviceMeter
+from batchinfer.types import ErrorCode, RowError, RowStatus
+from batchinfer_workers.engine_session import row_of
+
+if TYPE_CHECKING:
+    from batchinfer.jobs.leases import Lease
+    from batchinfer.money import Price
+    from batchinfer.sampling_params import SamplingParams
+    from batchinfer.types import Completion
+
+_CLOSED = {
+    RowStatus.CANCELLED: RowError(ErrorCode.JOB_CANCELLED, "the job was cancelled before this row ran"),
+    RowStatus.EXPIRED: RowError(ErrorCode.DEADLINE_EXCEEDED, "the job's deadline passed before this row ran"),
+}
+_LOST = RowError(ErrorCode.WORKER_LOST, "the engine process ended each time this row ran, even alone")
+
+
+def row_seed(job_seed: int | None, row_index: int) -> int:
+    """Seed of an unseeded row, in ``[0, 2**63)``: the same whatever runs beside the row, wherever and when."""
+    digest = hashlib.blake2b(f"{job_seed or 0}:{row_index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def with_seed(params: SamplingParams, job_seed: int | None, row_index: int) -> SamplingParams:
+    """The row's parameters with a seed, where one matters."""
+    if params.seed is not None or params.is_greedy:
+        return params
+    return params.model_copy(update={"seed": row_seed(job_seed, row_index)})
+
+
+class ResultRows:
+    """Makes the result rows of one attempt. One meter an attempt, so that its rows' costs sum exactly."""
+
+    def __init__(self, lease: Lease, price: Price | None) -> None:
+        self._model = lease.job.model
+        self._attempt = lease.attempt_number
+        self._include_token_ids = lease.job.spec.include_token_ids
+        self._price = price
+        self._meter = DeviceMeter(lease.nanos_per_hour)
+
+    @property
+    def metered_nanos(self) -> int:
+        """Cost of the rows made so far, in nano-dollars."""
+        return self._meter.total_nanos
+
+    def completed(self, completion: Completion, warnings: tuple[str, ...] = ()) -> ResultRow:
+        """Outcome of a row that the engine has seen."""
+        usage = completion.usage
+        price = self._price
+        return ResultRow(
+            row_index=row_of(completion),
+            status=completion.status,
+            model=self._model,
+            attempt=self._attempt,
+            output=completion.text if completion.status is RowStatus.SUCCEEDED else None,
+            finish_reason=completion.finish_reason,
+            error=completion.error,
+            usage=usage,
+            cost_nanos=self._meter.charge(completion.device_ns),
+            list_cost_nanos=price.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            if price
+            else None,
+            token_ids=completion.token_ids if self._include_token_ids else None,
+            clamped_max_tokens=completion.clamped_max_tokens,
+            warnings=warnings,
+        )
+
+    def errored(self, row_index: int, error: RowError, warnings: tuple[str, ...] = ()) -> ResultRow:
+        """Outcome of a row that cannot become a request."""
+        return self._without_engine(row_index, RowStatus.ERRORED, error, warnings)
+
+    def skipped(self, row_index: int, warnings: tuple[str, ...] = ()) -> ResultRow:
+        """Outcome of a row that is left out on purpose."""
+        return self._without_engine(row_index, RowStatus.SKIPPED, None, warnings)
+
+    def lost(self, row_index: int) -> ResultRow:
+        """Outcome of a row that kills the engine."""
+        return self._without_engine(row_index, RowStatus.ERRORED, _LOST)
+
+    def closed(self, row_index: int, status: RowStatus) -> ResultRow:
+        """Outcome of a row that a cancel or a deadline cut off."""
+        return self._without_engine(row_index, status, _CLOSED[status])
+
+    def _without_engine(
+        self, row_index: int, status: RowStatus, error: RowError | None, warnings: tuple[str, ...] = ()
+    ) -> ResultRow:
+        return ResultRow(
+            row_index, status, self._model, self._attempt, error=error,
+            list_cost_nanos=0 if self._price else None, warnings=warnings,
+        )  # fmt: skip

@@ -1,0 +1,95 @@
+"""The ticker: looks at the database every second, so that nothing depends on a message or a worker staying alive."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from batchinfer.jobs.dispatch import Dispatcher
+    from batchinfer.jobs.ledger import Ledger
+
+_log = logging.getLogger(__name__)
+
+
+class Ticker:
+    """Ends expired leases, closes jobs past their deadline, and wakes planners, shards and finalizers.
+
+    Any number of workers may tick at once: each step is a compare-and-set in the ledger, and a superfluous message
+    finds nothing to do. ``models`` and ``job_id`` limit which shards are woken. ``num_free`` says how many more shards this worker could take; ``listen`` is called with each
+    model that has work, so that the worker consumes its queue; ``on_tick`` ends each tick.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        dispatcher: Dispatcher,
+        *,
+        seconds: float,
+        models: Sequence[str] | None = None,
+        job_id: str | None = None,
+        num_free: Callable[[], int] = lambda: 1,
+        listen: Callable[[str], None] = lambda _model: None,
+        on_tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._ledger = ledger
+        self._dispatcher = dispatcher
+        self._seconds = seconds
+        self._models = models
+        self._job_id = job_id
+        self._num_free = num_free
+        self._listen = listen
+        self._on_tick = on_tick
+        self._is_ended = False
+        self._nudged = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._thread.start()
+
+    def nudge(self) -> None:
+        """Tick now: something has just changed."""
+        self._nudged.set()
+
+    def close(self) -> None:
+        """Stop, and wait for a tick that is under way."""
+        self._is_ended = True
+        self._nudged.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def tick(self) -> None:
+        """Look once."""
+        for attempt in self._ledger.reap_expired():
+            _log.warning("attempt %s of job %s lost its lease", attempt.id, attempt.job_id)
+        self._ledger.expire_due()
+        plans, finals = self._ledger.pending_control()
+        if plans:
+            self._dispatcher.wake_planner("")
+        if finals:
+            self._dispatcher.wake_finalizer("")
+        self._wake_shards()
+        self._on_tick()
+
+    def _wake_shards(self) -> None:
+        for model, count in self._ledger.pending_models(self._job_id).items():
+            if self._models is not None and model not in self._models:
+                continue
+            self._listen(model)
+            if (free := self._num_free()) > 0:
+                self._dispatcher.wake_shards(model, min(count, free))
+
+    def _run(self) -> None:
+        while not self._is_ended:
+            try:
+                self.tick()
+            except Exception:  # noqa: BLE001 -- a database that is away raises its driver's own errors
+                _log.warning("a tick failed; trying again", exc_info=True)
+            # jittered, so that the tickers of many workers do not meet
+            self._nudged.wait(self._seconds * random.uniform(0.75, 1.25))  # noqa: S311 -- no secret
+            self._nudged.clear()
