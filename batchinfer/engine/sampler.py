@@ -105,25 +105,30 @@ def _no_candidate(best: float) -> RowError:
 
 def _draw(relative: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """Draw one token a row. ``relative [n, vocab_size]``: float32 logits minus the row's largest, so at most 0."""
-    device = relative.device
-
-    def column(values: list[float], dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)[:, None]
-
-    # so small a temperature is greedy, and must not become 0 / 0 in float32
-    temperature = column([max(row.params.temperature, 1e-30) for row in rows], torch.float32)
-    weights = (torch.exp(relative / temperature) * 2.0**WEIGHT_BITS).round_().long()
-    _keep_top_k(weights, relative, [row.params.top_k for row in rows])
-    _keep_top_p(weights, [row.params.top_p for row in rows])
-    if any(row.params.min_p > 0 for row in rows):
-        weights.masked_fill_(weights < column([row.params.min_p for row in rows]) * 2.0**WEIGHT_BITS, 0)
-    cumulative = weights.cumsum(dim=1)
+    cumulative = _weights(relative, [row.params for row in rows]).cumsum(dim=1)
     total = cumulative[:, -1:]
     seeds = torch.tensor([row.seed for row in rows], dtype=torch.int64)
     positions = torch.tensor([row.position for row in rows], dtype=torch.int64)
-    target = (uniform(seeds, positions).to(device)[:, None] * total).long().minimum(total - 1)
+    target = (uniform(seeds, positions).to(relative.device)[:, None] * total).long().minimum(total - 1)
     drawn: list[int] = torch.searchsorted(cumulative, target, right=True).squeeze(1).tolist()
     return drawn
+
+
+def _weights(relative: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Integer weights ``[n, vocab_size]`` (see :data:`WEIGHT_BITS`), 0 for tokens that a filter leaves out."""
+
+    def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=relative.device)[:, None]
+
+    # so small a temperature is greedy, and must not become 0 / 0 in float32
+    temperature = column([max(row.temperature, 1e-30) for row in params], torch.float32)
+    weights = (torch.exp(relative / temperature) * 2.0**WEIGHT_BITS).round_().long()
+    _keep_top_k(weights, relative, [row.top_k for row in params])
+    _keep_top_p(weights, [row.top_p for row in params])
+    if any(row.min_p > 0 for row in params):
+        least = column([row.min_p * 2.0**WEIGHT_BITS for row in params], torch.float64)
+        weights.masked_fill_(weights < least, 0)
+    return weights
 
 
 def _keep_top_k(weights: torch.Tensor, logits: torch.Tensor, top_k: list[int]) -> None:
