@@ -26,7 +26,9 @@ ALLOWED = {
     "batchinfer.db": set(),
     "batchinfer.dataset": set(),
     "batchinfer.jobs": {"batchinfer.db", "batchinfer.dataset"},
-    "batchinfer_workers": {"batchinfer.jobs", "batchinfer.db", "batchinfer.dataset", "batchinfer.engine", "batchinfer.settings"},
+    "batchinfer_workers": {
+        "batchinfer.jobs", "batchinfer.db", "batchinfer.dataset", "batchinfer.engine", "batchinfer.settings", "batchinfer",
+    },
     "batchinfer.api": {"batchinfer.jobs", "batchinfer.db", "batchinfer.dataset", "batchinfer.settings", "batchinfer"},
     "batchinfer.cli": {
         "batchinfer.jobs", "batchinfer.db", "batchinfer.dataset", "batchinfer.settings", "batchinfer.api",
