@@ -1,0 +1,182 @@
+// Cutting a step's attention into items of work.
+#include "attention_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace bi {
+
+struct Batch {  // mirrored in library.py
+  const int32_t* query_start;   // [num_sequences + 1]
+  const int32_t* context_lens;  // [num_sequences], the new tokens included
+  const int32_t* tables;        // [num_sequences, table_stride]
+  int64_t table_stride;
+  int64_t num_blocks;
+  int64_t max_partials;  // entries the workspace may have
+  int32_t num_sequences;
+  int32_t block_size;
+  int32_t queries_per_kv_head;
+  int32_t num_kv_heads;
+  int32_t num_threads;
+};
+
+enum Fault : int32_t { OK = 0, BAD_QUERY_START = 1, BAD_CONTEXT = 2, TABLE_TOO_SHORT = 3, BLOCK_OUTSIDE = 4 };
+
+struct Planner {
+  const Batch& b;
+  Plan& plan;
+  std::vector<int32_t> order;    // sequences that may share, so sorted that equal prefixes are neighbours
+  std::vector<int32_t> common;   // [order]: splits that order[k] shares with order[k - 1]
+  std::vector<int32_t> grouped;  // [num_sequences]: leading splits that a shared item computes
+
+  int count(int i) const { return b.query_start[i + 1] - b.query_start[i]; }
+  int position(int i) const { return b.context_lens[i] - count(i); }
+  const int32_t* table(int i) const { return b.tables + i * b.table_stride; }
+  int64_t blocks(int64_t tokens) const { return (tokens + b.block_size - 1) / b.block_size; }
+  int shareable(int i) const { return (position(i) + 1) / SPLIT; }  // splits that all of its queries see whole
+
+  Fault check(int i) const {
+    if (count(i) < 0 || b.query_start[i] < 0) return BAD_QUERY_START;
+    if (count(i) == 0) return OK;
+    if (position(i) < 0) return BAD_CONTEXT;
+    if (blocks(b.context_lens[i]) > b.table_stride) return TABLE_TOO_SHORT;
+    for (int64_t j = 0; j < blocks(b.context_lens[i]); j++)
+      if (table(i)[j] < 0 || table(i)[j] >= b.num_blocks) return BLOCK_OUTSIDE;
+    return OK;
+  }
+
+  double cost(int64_t tokens, int64_t context) const {  // reading a key and value costs about four rows' arithmetic
+    return (double)context * (4.0 + (double)tokens * b.queries_per_kv_head);
+  }
+
+  // Workspace for the first `splits` splits of tokens first .. first + tokens.
+  bool reserve(int64_t first, int64_t tokens, int splits) {
+    if (plan.num_partials + tokens * splits > b.max_partials) return false;
+    for (int64_t t = first; t < first + tokens; t++, plan.num_partials += splits)
+      plan.partial_of[t] = plan.num_partials;
+    return true;
+  }
+
+  void find_prefixes() {
+    for (int i = 0; i < b.num_sequences; i++)  // a long run of queries fills its own tiles and gains nothing
+      if (count(i) && shareable(i) && (int64_t)count(i) * b.queries_per_kv_head < MAX_ROWS) order.push_back(i);
+    auto end_of = [this](int i) { return table(i) + blocks((int64_t)shareable(i) * SPLIT); };
+    std::sort(order.begin(), order.end(), [&](int i, int j) {
+      return std::lexicographical_compare(table(i), end_of(i), table(j), end_of(j));
+    });
+    common.assign(order.size(), 0);
+    for (size_t k = 1; k < order.size(); k++) {
+      const int32_t *one = table(order[k - 1]), *two = table(order[k]);
+      const int64_t equal = std::mismatch(one, end_of(order[k - 1]), two, end_of(order[k])).first - one;
+      common[k] = std::min({(int)(equal * b.block_size / SPLIT), shareable(order[k - 1]), shareable(order[k])});
+    }
+    for (size_t k = 0; k < order.size(); k++) {
+      const int deepest = std::max(common[k], k + 1 < order.size() ? common[k + 1] : 0);
+      if (deepest && !reserve(b.query_start[order[k]], count(order[k]), deepest)) {  // no room: it reads alone
+        common[k] = 0;
+        if (k + 1 < order.size()) common[k + 1] = 0;
+      }
+    }
+  }
+
+  // order[first .. last] share their splits below `from`: what more they share becomes an item, then the runs inside
+  // that share still more are looked at.
+  void group(size_t first, size_t last, int from) {
+    if (last - first < 2) return;
+    const int until = *std::min_element(common.begin() + first + 1, common.begin() + last);
+    if (until > from) {
+      const int begin = (int)plan.segments.size();
+      int64_t tokens = 0;
+      for (size_t k = first; k < last; k++) {
+        const int i = order[k];
+        plan.segments.push_back({b.query_start[i], count(i), position(i)});
+        grouped[i] = until;
+        tokens += count(i);
+      }
+      plan.partial_items.push_back({begin, (int)plan.segments.size(), order[first], from, until, 0.0});
+      plan.partial_items.back().cost = cost(tokens, (int64_t)(until - from) * SPLIT);
+    }
+    size_t start = first;
+    for (size_t k = first + 1; k <= last; k++)
+      if (k == last || common[k] <= until) {
+        group(start, k, until);
+        start = k;
+      }
+  }
+
+  // What each sequence does alone, in tiles of rows.
+  void add_own_work() {
+    const int tile = std::max(1, MAX_ROWS / b.queries_per_kv_head);
+    for (int i = 0; i < b.num_sequences; i++)
+      for (int t = 0; t < count(i); t += tile) {
+        const int tokens = std::min(tile, count(i) - t), first = position(i) + t, end = first + tokens;
+        const int begin = (int)plan.segments.size();
+        plan.segments.push_back({b.query_start[i] + t, tokens, first});
+        plan.final_items.push_back({begin, begin + 1, i, grouped[i], (end - 1) / SPLIT + 1,
+                                    cost(tokens, end - (int64_t)grouped[i] * SPLIT)});
+      }
+  }
+
+  // An item that would keep one thread busy while others wait is cut into runs of splits.
+  void balance() {
+    double total = 0.0;
+    for (const Item& item : plan.partial_items) total += item.cost;
+    for (const Item& item : plan.final_items) total += item.cost;
+    const double share = total * b.num_kv_heads / b.num_threads;
+    const std::vector<Item> shared = std::move(plan.partial_items);
+    plan.partial_items.clear();
+    for (const Item& item : shared) add_pieces(item, share / 4);
+    for (Item& item : plan.final_items) {
+      if (item.cost <= share / 2 || item.split_begin || item.split_end < 2) continue;
+      const Segment& segment = plan.segments[item.segment_begin];
+      if (plan.partial_of[segment.token] >= 0 || !reserve(segment.token, segment.count, item.split_end)) continue;
+      add_pieces(item, share / 4);
+      item.split_begin = item.split_end;  // nothing left but to merge
+    }
+  }
+
+  void add_pieces(const Item& item, double most) {
+    const double one = item.cost / (item.split_end - item.split_begin);
+    const int step = std::max(1, (int)(most / one));
+    for (int s = item.split_begin; s < item.split_end; s += step) {
+      Item piece = item;
+      piece.split_begin = s;
+      piece.split_end = std::min(item.split_end, s + step);
+      piece.cost = one * (piece.split_end - s);
+      plan.partial_items.push_back(piece);
+    }
+  }
+};
+
+static void heaviest_first(std::vector<Item>& items) {
+  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
+}
+
+}  // namespace bi
+
+using namespace bi;
+
+// Returns null after a fault, with `fault` = {what, which sequence}; else the plan, which borrows the block tables.
+extern "C" Plan* bi_plan_create(const Batch* batch, int32_t* fault) {
+  const Batch& b = *batch;
+  Plan* plan = new Plan{b.tables, b.table_stride, b.query_start[b.num_sequences], 0, b.block_size, {}, {}, {}, {}};
+  Planner planner{b, *plan, {}, {}, std::vector<int32_t>(b.num_sequences)};
+  for (int i = 0; i < b.num_sequences; i++)
+    if ((fault[0] = planner.check(i)) != OK) {
+      fault[1] = i;
+      delete plan;
+      return nullptr;
+    }
+  plan->partial_of.assign(plan->num_tokens, -1);
+  planner.find_prefixes();
+  planner.group(0, planner.order.size(), 0);
+  planner.add_own_work();
+  if (b.num_threads > 1) planner.balance();
+  heaviest_first(plan->partial_items);
+  heaviest_first(plan->final_items);
+  return plan;
+}
+
+extern "C" int64_t bi_plan_num_partials(const Plan* plan) { return plan->num_partials; }
+extern "C" int64_t bi_plan_num_tokens(const Plan* plan) { return plan->num_tokens; }
+extern "C" void bi_plan_free(Plan* plan) { delete plan; }

@@ -1,0 +1,296 @@
+// One tile: up to MAX_ROWS query rows of one kv head, split after split.
+#pragma once
+#include <algorithm>
+
+#include "attention_kernels.h"
+#include "attention_plan.h"
+
+namespace bi {
+
+struct Attention {  // one call; mirrored in library.py
+  const void* query;  // [tokens, num_q_heads, head_dim]; query_stride numbers from token to token
+  void* out;          // [tokens, num_q_heads, v_head_dim]
+  const float* sinks;  // [num_q_heads], null without
+  float* workspace;    // [num_partials, num_q_heads, 2 + padded v_head_dim]
+  int64_t query_stride;
+  int32_t query_kind;
+  int32_t out_kind;
+  int32_t num_q_heads;
+  int32_t window;  // a query sees this many tokens, itself included; 0: all
+  float scale;
+  float softcap;  // 0: none
+};
+
+constexpr int STRIDE = SPLIT + 16;  // of a row of scores; a power of two would crowd a few cache sets
+
+// Softmax over what a row has seen: weights are relative to `peak` and sum to `total`.
+struct State {
+  float peak, total;
+};
+
+static inline void merge(State& a, float* a_out, const State& b, const float* b_out, int64_t n) {
+  if (b.peak == -INFINITY) return;
+  const float peak = a.peak > b.peak ? a.peak : b.peak;
+  const float from_a = a.peak == -INFINITY ? 0.0f : exp_scalar(a.peak - peak), from_b = exp_scalar(b.peak - peak);
+  a = {peak, a.total * from_a + b.total * from_b};
+  for (int64_t i = 0; i < n; i += W) store(a_out + i, fma(load(b_out + i), splat(from_b), load(a_out + i) * from_a));
+}
+
+template <class C>
+class Tile {
+  typedef typename C::Word Word;
+  typedef typename C::Left Left;
+  static constexpr int STEPS = SPLIT / C::PAIR;
+  struct Row {
+    int64_t token;
+    int32_t head, low, high;  // sees positions low .. high
+  };
+
+  const Attention& call;
+  const Cache& cache;
+  const int kv_head, queries_per_kv_head;
+  const int64_t dim, v_dim;  // padded
+  int count = 0, low = 0, high = 0;
+  Row rows[MAX_ROWS];
+  State split_state[MAX_ROWS], state[MAX_ROWS];
+  const Word* columns[SPLIT / W];
+  const Word* values[STEPS];
+  Left *q, *p;
+  float *scores, *split_out, *out;
+  Word* masked;
+
+ public:
+  static size_t floats(const Cache& c) {
+    return MAX_ROWS * (padded(c.head_dim) + 2 * STRIDE + 2 * padded(c.v_head_dim)) + 2 * padded(c.v_head_dim);
+  }
+
+  Tile(const Attention& call, const Cache& cache, int kv_head, float* buffer)
+      : call(call), cache(cache), kv_head(kv_head), queries_per_kv_head(call.num_q_heads / cache.num_kv_heads),
+        dim(padded(cache.head_dim)), v_dim(padded(cache.v_head_dim)) {
+    scores = buffer;
+    p = (Left*)(scores + MAX_ROWS * STRIDE);
+    q = (Left*)((float*)p + MAX_ROWS * STRIDE);
+    split_out = (float*)q + MAX_ROWS * dim;
+    out = split_out + MAX_ROWS * v_dim;
+    masked = (Word*)(out + MAX_ROWS * v_dim);
+  }
+
+  void run(const Plan& plan, const Item& item, bool is_final) {
+    count = 0;
+    for (int s = item.segment_begin; s < item.segment_end; s++) {
+      const Segment& segment = plan.segments[s];
+      for (int t = 0; t < segment.count; t++)
+        for (int g = 0; g < queries_per_kv_head; g++) {
+          add_row(segment.token + t, g, segment.position + t);
+          if (count == MAX_ROWS) run_rows(plan, item, is_final);
+        }
+    }
+    if (count) run_rows(plan, item, is_final);
+  }
+
+ private:
+  void add_row(int64_t token, int group, int position) {
+    const int head = kv_head * queries_per_kv_head + group, n = cache.head_dim;
+    const int seen_from = call.window > 0 ? std::max(0, position + 1 - call.window) : 0;
+    rows[count] = {token, head, seen_from, position + 1};
+    low = count ? std::min(low, seen_from) : seen_from;
+    high = count ? std::max(high, position + 1) : position + 1;
+    Left* to = q + count++ * dim;
+    const int64_t at = token * call.query_stride + (int64_t)head * n;
+    if (call.query_kind == F32)
+      for (int d = 0; d < n; d++) to[d] = C::left(((const float*)call.query)[at + d]);
+    else
+      for (int d = 0; d < n; d++) to[d] = C::left(from_bf16(((const uint16_t*)call.query)[at + d]));
+    for (int d = n; d < dim; d++) to[d] = 0;
+  }
+
+  void run_rows(const Plan& plan, const Item& item, bool is_final) {
+    const int32_t* table = plan.tables + item.table * plan.table_stride;
+    if (is_final) start(plan, item.split_begin);
+    for (int s = item.split_begin; s < item.split_end && s * SPLIT < high; s++) {
+      if ((s + 1) * SPLIT <= low) continue;
+      compute(s * SPLIT, table);
+      for (int r = 0; r < count; r++)
+        if (is_final)
+          merge(state[r], out + r * v_dim, split_state[r], split_out + r * v_dim, v_dim);
+        else
+          keep(plan, r, s);
+    }
+    if (is_final)
+      for (int r = 0; r < count; r++) finish(r);
+    count = 0;
+  }
+
+  float* partial(const Plan& plan, int r, int split) const {
+    const int64_t entry = (plan.partial_of[rows[r].token] + split) * call.num_q_heads + rows[r].head;
+    return call.workspace + entry * (v_dim + 2);
+  }
+
+  void keep(const Plan& plan, int r, int split) const {
+    float* to = partial(plan, r, split);
+    memcpy(to, &split_state[r], sizeof(State));
+    if (split_state[r].peak != -INFINITY) memcpy(to + 2, split_out + r * v_dim, v_dim * sizeof(float));
+  }
+
+  // Begin with what was kept of the splits before `split_begin`.
+  void start(const Plan& plan, int split_begin) {
+    for (int r = 0; r < count; r++) {
+      state[r] = {-INFINITY, 0.0f};
+      memset(out + r * v_dim, 0, v_dim * sizeof(float));
+      const int until = std::min(split_begin, (rows[r].high - 1) / SPLIT + 1);
+      for (int s = rows[r].low / SPLIT; s < until; s++) {
+        const float* from = partial(plan, r, s);
+        merge(state[r], out + r * v_dim, {from[0], from[1]}, from + 2, v_dim);
+      }
+    }
+  }
+
+  void finish(int r) {
+    float scale = 1.0f, total = state[r].total;
+    if (call.sinks) {  // a sink takes its share of the softmax and gives nothing
+      const float sink = call.sinks[rows[r].head], peak = sink > state[r].peak ? sink : state[r].peak;
+      scale = exp_scalar(state[r].peak - peak);
+      total = total * scale + exp_scalar(sink - peak);
+    }
+    const float factor = scale / total, *from = out + r * v_dim;
+    const int n = cache.v_head_dim;
+    const int64_t at = (rows[r].token * call.num_q_heads + rows[r].head) * n;
+    if (call.out_kind == F32)
+      for (int d = 0; d < n; d++) ((float*)call.out)[at + d] = from[d] * factor;
+    else
+      for (int d = 0; d < n; d++) ((uint16_t*)call.out)[at + d] = to_bf16(from[d] * factor);
+  }
+
+  // The tile's rows over positions base .. base + SPLIT: split_state and split_out.
+  void compute(int base, const int32_t* table) {
+    const int begin = std::max(low - base, 0), end = std::min(high - base, SPLIT);
+    find_tokens(base, begin / TILE, (end + TILE - 1) / TILE, table);
+    score(base, begin / W, (end + W - 1) / W);
+    memset(split_out, 0, count * v_dim * sizeof(float));
+    for (int r = 0; r < count; r++) softmax(r, std::max(rows[r].low - base, 0), std::min(rows[r].high - base, SPLIT));
+    const int groups = (count + MAX_R - 1) / MAX_R;
+    for (int g = 0; g < groups; g++) weigh_group(g * count / groups, (g + 1) * count / groups, base);
+  }
+
+  void find_tokens(int base, int first_tile, int last_tile, const int32_t* table) {
+    for (int t = first_tile; t < last_tile; t++) {
+      const int position = base + t * TILE, block = position / cache.block_size, offset = position % cache.block_size;
+      const Word* key = (const Word*)cache.keys + tile_at(cache, dim, table[block], kv_head, offset) / C::PAIR;
+      const Word* value = (const Word*)cache.values + tile_at(cache, v_dim, table[block], kv_head, offset) / C::PAIR;
+      for (int i = 0; i < TILE / W; i++) columns[t * (TILE / W) + i] = key + i * W;
+      for (int i = 0; i < TILE / C::PAIR; i++) values[t * (TILE / C::PAIR) + i] = value + i * v_dim;
+    }
+  }
+
+  void score(int base, int begin, int end) {
+    const int groups = (count + MAX_R - 1) / MAX_R, steps = (cache.head_dim + C::PAIR - 1) / C::PAIR;
+    for (int c = begin; c < end; c += MAX_N)
+      for (int g = 0; g < groups; g++) {
+        const int first = g * count / groups, n = (g + 1) * count / groups - first;
+        int seen_from = rows[first].low, seen_to = rows[first].high;
+        for (int r = first + 1; r < first + n; r++) {
+          seen_from = std::min(seen_from, rows[r].low);
+          seen_to = std::max(seen_to, rows[r].high);
+        }
+        if (base + c * W >= seen_to || base + (c + MAX_N) * W <= seen_from) continue;
+        const Left* left = q + first * dim;
+        float* to = scores + first * STRIDE;
+        if (c + MAX_N <= end)
+          Blocks<C, MAX_N>::score[n](left, dim, columns + c, steps, to + c * W, STRIDE);
+        else
+          for (int i = c; i < end; i++) Blocks<C, 1>::score[n](left, dim, columns + i, steps, to + i * W, STRIDE);
+      }
+  }
+
+  // Scores of tokens begin .. end to weights; tokens beside them in their registers get weight zero.
+  void softmax(int r, int begin, int end) {
+    split_state[r] = {-INFINITY, 0.0f};
+    if (begin >= end) return;
+    float* s = scores + r * STRIDE;
+    Left* weights = p + r * STRIDE;
+    const int first = begin / W, last = (end - 1) / W;
+    vi lane;
+    for (int i = 0; i < W; i++) lane[i] = i;
+    const vf none = splat(-INFINITY);
+    vf peaks = none;
+    for (int c = first; c <= last; c++) {
+      vf x = load(s + c * W) * call.scale;
+      if (call.softcap > 0.0f) x = capped(x);
+      if (c == first || c == last) x = (lane + c * W >= begin) & (lane + c * W < end) ? x : none;
+      store(s + c * W, x);
+      peaks = max(peaks, x);
+    }
+    const float peak = max_lanes(peaks);
+    vf total = splat(0.0f);
+    for (int c = first; c <= last; c++) {
+      vf x = exp(load(s + c * W) - peak);
+      if (c == first || c == last) x = (lane + c * W >= begin) & (lane + c * W < end) ? x : splat(0.0f);
+      total += x;
+      C::store_left(weights + c * W, x);
+    }
+    split_state[r] = {peak, sum_lanes(total)};
+  }
+
+  vf capped(vf x) const {  // softcap * tanh(x / softcap)
+    const vf u = x / call.softcap, e = exp(as_float((vu)u | 0x80000000u) * 2.0f);
+    const vf magnitude = call.softcap * (1.0f - e) / (1.0f + e);
+    return as_float((vu)magnitude | ((vu)u & 0x80000000u));
+  }
+
+  // Weighted values of rows first .. last. Tokens that all of them see are read once for all; the ragged ends token by
+  // token, so that no row ever multiplies a value it may not see (zero times a stale inf would be NaN).
+  void weigh_group(int first, int last, int base) {
+    int begin = 0, end = SPLIT;
+    for (int r = first; r < last; r++) {
+      begin = std::max(begin, rows[r].low - base);
+      end = std::min(end, rows[r].high - base);
+    }
+    begin = (begin + C::PAIR - 1) / C::PAIR * C::PAIR;
+    end = end / C::PAIR * C::PAIR;
+    if (end <= begin) begin = end = SPLIT;  // nothing in common
+    for (int r = first, next; r < last; r = next) {
+      for (next = r + 1; next < last && rows[next].token == rows[r].token;) next++;
+      weigh(r, next, std::max(rows[r].low - base, 0), std::min({rows[r].high - base, begin, SPLIT}));
+    }
+    if (end > begin) weigh(first, last, begin, end);
+    for (int r = first, next; r < last && end < SPLIT; r = next) {
+      for (next = r + 1; next < last && rows[next].token == rows[r].token;) next++;
+      weigh(r, next, end, std::min(rows[r].high - base, SPLIT));
+    }
+  }
+
+  void weigh(int first, int last, int begin, int end) {
+    if (begin >= end) return;
+    const int from = begin / C::PAIR, to = (end + C::PAIR - 1) / C::PAIR;
+    const Word *head = values[from], *tail = values[to - 1];
+    if (begin % C::PAIR) mask(from, 0, false, from < to - 1 || end % C::PAIR == 0);
+    if (end % C::PAIR) mask(to - 1, 1, true, false);
+    const int n = last - first;
+    const Left* left = p + first * STRIDE;
+    float* into = split_out + first * v_dim;
+    for (int column = 0; column < v_dim;) {
+      const int registers = (int)(v_dim - column) / W;
+      if (registers >= MAX_N) {
+        Blocks<C, MAX_N>::value[n](left, STRIDE, values, from, to, column, into, v_dim);
+        column += MAX_N * W;
+      } else if (registers >= 2) {
+        Blocks<C, 2>::value[n](left, STRIDE, values, from, to, column, into, v_dim);
+        column += 2 * W;
+      } else {
+        Blocks<C, 1>::value[n](left, STRIDE, values, from, to, column, into, v_dim);
+        column += W;
+      }
+    }
+    values[from] = head;
+    values[to - 1] = tail;
+  }
+
+  void mask(int step, int buffer, bool keep_first, bool keep_second) {
+    Word* copy = masked + buffer * v_dim;
+    memmove(copy, values[step], v_dim * sizeof(Word));
+    C::mask(copy, (int)v_dim, keep_first, keep_second);
+    values[step] = copy;
+  }
+};
+
+}  // namespace bi

@@ -1,0 +1,77 @@
+// RMS norm, gated activations and quantisation: one row in, one row out.
+#include "rows.h"
+
+namespace bi {
+
+// Rows below this many numbers in all are not worth waking the other threads (about 2 us).
+constexpr int64_t PARALLEL_FROM = 16384;
+
+// residual += x (kept in the residual's own precision), and x becomes what was stored
+static void add_residual(float* x, void* residual, int32_t kind, int64_t n) {
+  if (kind == F32) {
+    float* r = (float*)residual;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) x[i] = r[i] = r[i] + x[i];
+  } else {
+    uint16_t* r = (uint16_t*)residual;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+      r[i] = to_bf16(from_bf16(r[i]) + x[i]);
+      x[i] = from_bf16(r[i]);
+    }
+  }
+}
+
+static inline float silu(float x) { return x / (1.0f + exp_scalar(-x)); }
+static inline float gelu_tanh(float x) {  // 0.5 x (1 + tanh(u)) = x / (1 + e^-2u)
+  return x / (1.0f + exp_scalar(-1.5957691216f * (x + 0.044715f * x * x * x)));
+}
+
+}  // namespace bi
+
+using namespace bi;
+
+extern "C" void bi_rms_norm(const Source* in, void* residual, int32_t residual_kind, const float* weight,
+                            float weight_offset, float eps, int64_t rows, int64_t n, const Sink* out, int threads) {
+  const int64_t residual_bytes = n * (residual_kind == F32 ? 4 : 2);
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * n >= PARALLEL_FROM)
+  for (int64_t m = 0; m < rows; m++) {
+    float* x = scratch(n);
+    load_row(*in, m, 0, n, x);
+    if (residual) add_residual(x, (char*)residual + m * residual_bytes, residual_kind, n);
+    const float k = 1.0f / std::sqrt(sum_of_squares(x, n) / (float)n + eps);
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) x[i] = x[i] * k * (weight[i] + weight_offset);
+    emit_row(*out, m, x, n);
+  }
+}
+
+// in: [rows, 2 n], the gate and then the up projection; activation 0 is silu, 1 gelu (tanh)
+extern "C" void bi_act_and_mul(const Source* in, int32_t activation, int64_t rows, int64_t n, const Sink* out,
+                               int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * n >= PARALLEL_FROM / 4)
+  for (int64_t m = 0; m < rows; m++) {
+    float* x = scratch(2 * n);
+    const float* up = x + n;
+    load_row(*in, m, 0, 2 * n, x);
+    if (activation == 0) {
+#pragma omp simd
+      for (int64_t i = 0; i < n; i++) x[i] = silu(x[i]) * up[i];
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < n; i++) x[i] = gelu_tanh(x[i]) * up[i];
+    }
+    emit_row(*out, m, x, n);
+  }
+}
+
+// Conversion of rows: int32 products to numbers, or numbers to INT8.
+extern "C" void bi_convert(const Source* in, int64_t rows, int64_t n, const Sink* out, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * n >= PARALLEL_FROM)
+  for (int64_t m = 0; m < rows; m++) {
+    float* x = scratch(n);
+    load_row(*in, m, 0, n, x);
+    emit_row(*out, m, x, n);
+  }
+}
+

@@ -1,0 +1,97 @@
+// Running reductions over slices of logits: argmax, top-k and log-sum-exp, without a float copy of [rows, vocab].
+
+#include "rows.h"
+
+namespace bi {
+
+struct Reduction {  // mirrored in library.py; all arrays have a row each
+  float* best;      // largest value so far, starts at -inf
+  int64_t* best_index;
+  float* peak;  // log-sum-exp = peak + log(total); null if not wanted. Starts at -inf and 0
+  float* total;
+  float* top_values;  // [rows, k], descending; null if not wanted. Starts at -inf
+  int64_t* top_indices;
+  int32_t k;
+};
+
+constexpr int64_t CHUNK = 1024;
+
+// Cap in place: cap * tanh(x / cap)
+static void softcap(float* x, int64_t n, float cap) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; i++) {
+    const float u = x[i] / cap, e = exp_scalar(-2.0f * std::fabs(u));
+    x[i] = std::copysign(cap * (1.0f - e) / (1.0f + e), u);
+  }
+}
+
+static void add_to_total(const float* x, int64_t n, float chunk_peak, float* peak, float* total) {
+  if (chunk_peak > *peak) {
+    *total *= *peak == -INFINITY ? 0.0f : exp_scalar(*peak - chunk_peak);
+    *peak = chunk_peak;
+  }
+  const float at = *peak == -INFINITY ? 0.0f : *peak;
+  float lane[16] = {};
+  int64_t i = 0;
+  // x - at is at most 0; -inf stays out of the sum instead of adding e^-87
+  for (; i + 16 <= n; i += 16)
+    for (int j = 0; j < 16; j++) lane[j] += x[i + j] == -INFINITY ? 0.0f : exp_scalar(x[i + j] - at);
+  for (int j = 0; i + j < n; j++) lane[j] += x[i + j] == -INFINITY ? 0.0f : exp_scalar(x[i + j] - at);
+  for (int half = 8; half; half /= 2)
+    for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+  *total += lane[0];
+}
+
+// Columns come in ascending order, so a tie keeps the lower index by being refused here.
+static void insert(float value, int64_t index, float* values, int64_t* indices, int k) {
+  int at = k - 1;
+  for (; at > 0 && values[at - 1] < value; at--) {
+    values[at] = values[at - 1];
+    indices[at] = indices[at - 1];
+  }
+  values[at] = value;
+  indices[at] = index;
+}
+
+static void keep_top(const float* x, int64_t n, int64_t first, float* values, int64_t* indices, int k) {
+  for (int64_t i = 0; i < n; i += 64) {
+    const int64_t end = i + 64 < n ? i + 64 : n;
+    float most = -INFINITY;
+#pragma omp simd reduction(max : most)
+    for (int64_t j = i; j < end; j++) most = most > x[j] ? most : x[j];
+    if (!(most > values[k - 1])) continue;
+    for (int64_t j = i; j < end; j++)
+      if (x[j] > values[k - 1]) insert(x[j], first + j, values, indices, k);
+  }
+}
+
+}  // namespace bi
+
+using namespace bi;
+
+// logits[row, column] * scale, capped where cap > 0, is word first_column + column of the row.
+extern "C" void bi_reduce_logits(const Source* logits, int64_t rows, int64_t columns, int64_t first_column, float scale,
+                                 float cap, const Reduction* reduction, int threads) {
+  const Reduction& out = *reduction;
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * columns >= 16384)
+  for (int64_t m = 0; m < rows; m++)
+    for (int64_t c = 0; c < columns; c += CHUNK) {
+      const int64_t n = columns - c < CHUNK ? columns - c : CHUNK;
+      float x[CHUNK], most = -INFINITY;
+      load_row(*logits, m, c, n, x);
+      if (scale != 1.0f)
+        for (int64_t i = 0; i < n; i++) x[i] *= scale;
+      if (cap > 0.0f) softcap(x, n, cap);
+#pragma omp simd reduction(max : most)
+      for (int64_t i = 0; i < n; i++) most = most > x[i] ? most : x[i];
+      if (most > out.best[m]) {
+        int64_t at = 0;
+        while (x[at] != most) at++;
+        out.best[m] = most;
+        out.best_index[m] = first_column + c + at;
+      }
+      if (out.peak) add_to_total(x, n, most, out.peak + m, out.total + m);
+      if (out.top_values && most > out.top_values[m * out.k + out.k - 1])
+        keep_top(x, n, first_column + c, out.top_values + m * out.k, out.top_indices + m * out.k, out.k);
+    }
+}

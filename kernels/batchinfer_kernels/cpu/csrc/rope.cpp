@@ -1,0 +1,108 @@
+// Rotary embedding of queries and keys, optional per-head RMS norm, and the write of keys and values into the cache.
+#include <atomic>
+
+#include "layout.h"
+
+namespace bi {
+
+struct Rope {  // mirrored in library.py
+  const float* cos;  // [num_positions, rotary_dim / 2]
+  const float* sin;
+  const float* q_norm;  // [head_dim], null without
+  const float* k_norm;
+  float norm_offset;
+  float norm_eps;
+  int32_t rotary_dim;
+  int32_t interleaved;  // pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
+};
+
+static void norm_head(float* x, int n, const float* weight, float offset, float eps) {
+  const float k = 1.0f / std::sqrt(sum_of_squares(x, n) / (float)n + eps);
+#pragma omp simd
+  for (int i = 0; i < n; i++) x[i] = x[i] * k * (weight[i] + offset);
+}
+
+static void rotate_head(float* x, const Rope& rope, const float* cos, const float* sin) {
+  const int half = rope.rotary_dim / 2;
+  if (rope.interleaved) {
+    for (int i = 0; i < half; i++) {
+      const float a = x[2 * i], b = x[2 * i + 1];
+      x[2 * i] = a * cos[i] - b * sin[i];
+      x[2 * i + 1] = b * cos[i] + a * sin[i];
+    }
+    return;
+  }
+  float* y = x + half;
+#pragma omp simd
+  for (int i = 0; i < half; i++) {
+    const float a = x[i], b = y[i];
+    x[i] = a * cos[i] - b * sin[i];
+    y[i] = b * cos[i] + a * sin[i];
+  }
+}
+
+static void write_key(const Cache& c, const float* x, int64_t at, int token) {
+  if (c.kind == F32) {
+    float* page = (float*)c.keys + at;
+    for (int d = 0; d < c.head_dim; d++) page[d * TILE + token] = x[d];
+  } else {
+    uint16_t* page = (uint16_t*)c.keys + at;
+    for (int d = 0; d < c.head_dim; d++) page[(d / 2) * 2 * TILE + token * 2 + d % 2] = to_bf16(x[d]);
+  }
+}
+
+static void write_value(const Cache& c, const float* x, int64_t at, int token) {
+  const int64_t dim = padded(c.v_head_dim);
+  if (c.kind == F32) {
+    memcpy((float*)c.values + at + token * dim, x, c.v_head_dim * sizeof(float));
+  } else {
+    uint16_t* page = (uint16_t*)c.values + at + token / 2 * 2 * dim + token % 2;
+    for (int d = 0; d < c.v_head_dim; d++) page[2 * d] = to_bf16(x[d]);
+  }
+}
+
+}  // namespace bi
+
+using namespace bi;
+
+// query may have no heads, and rope no dimensions: then this only writes keys and values. A token's slot is
+// block * block_size + offset; -1 writes nothing. Returns how many slots or positions lay outside of their tables.
+extern "C" int64_t bi_rope_and_kv_write(const Source* query, const Source* key, const Source* value, const Rope* rope,
+                                        const int64_t* positions, int64_t num_positions, const int64_t* slots,
+                                        const Cache* cache, int64_t tokens, int32_t num_q_heads, const Sink* query_out,
+                                        int threads) {
+  const Cache& c = *cache;
+  const int dim = c.head_dim, half = rope->rotary_dim / 2, kv_heads = c.num_kv_heads;
+  const int64_t q_width = (int64_t)num_q_heads * dim, k_width = (int64_t)kv_heads * dim;
+  const int64_t v_width = (int64_t)kv_heads * c.v_head_dim;
+  std::atomic<int64_t> outside{0};
+#pragma omp parallel for schedule(static) num_threads(threads) if (tokens * (q_width + k_width) >= 8192)
+  for (int64_t t = 0; t < tokens; t++) {
+    const int64_t position = half ? positions[t] : 0, slot = slots[t];
+    if ((half && (position < 0 || position >= num_positions)) || slot < -1 || slot >= c.num_blocks * c.block_size) {
+      outside++;
+      continue;
+    }
+    const float *cos = half ? rope->cos + position * half : nullptr, *sin = half ? rope->sin + position * half : nullptr;
+    float* x = scratch(q_width + k_width + v_width);
+    if (num_q_heads) {
+      load_row(*query, t, 0, q_width, x);
+      for (int h = 0; h < num_q_heads; h++) {
+        if (rope->q_norm) norm_head(x + h * dim, dim, rope->q_norm, rope->norm_offset, rope->norm_eps);
+        rotate_head(x + h * dim, *rope, cos, sin);
+      }
+      emit_row(*query_out, t, x, q_width);
+    }
+    if (slot < 0) continue;
+    load_row(*key, t, 0, k_width, x);
+    load_row(*value, t, 0, v_width, x + k_width);
+    const int64_t block = slot / c.block_size, offset = slot % c.block_size;
+    for (int h = 0; h < kv_heads; h++) {
+      if (rope->k_norm) norm_head(x + h * dim, dim, rope->k_norm, rope->norm_offset, rope->norm_eps);
+      rotate_head(x + h * dim, *rope, cos, sin);
+      write_key(c, x + h * dim, tile_at(c, padded(dim), block, h, offset), offset % TILE);
+      write_value(c, x + k_width + h * c.v_head_dim, tile_at(c, padded(c.v_head_dim), block, h, offset), offset % TILE);
+    }
+  }
+  return outside;
+}

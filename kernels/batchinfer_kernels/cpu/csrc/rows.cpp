@@ -1,0 +1,67 @@
+// Writing a row: conversion, and per-row INT8 with optional smoothing and block-Hadamard rotation.
+#include "rows.h"
+
+namespace bi {
+
+// Hadamard transform of consecutive blocks, scaled to keep lengths. Strides of a register and more pair whole registers.
+static void rotate(float* x, int64_t n, int block) {
+  const float scale = 1.0f / std::sqrt((float)block);
+  for (int64_t b = 0; b < n; b += block) {
+    float* v = x + b;
+    for (int half = 1; half < block; half *= 2)
+      for (int i = 0; i < block; i += 2 * half)
+        for (int j = i; j < i + half; j++) {
+          float low = v[j], high = v[j + half];
+          v[j] = low + high;
+          v[j + half] = low - high;
+        }
+    for (int i = 0; i < block; i++) v[i] *= scale;
+  }
+}
+
+// Symmetric INT8: scale = max|x| / 127. A row of zeros gets scale 0; a row with inf or NaN gets scale NaN, so that its
+// products are NaN too instead of plausible numbers.
+static float quantize(const float* x, int64_t n, int8_t* out) {
+  constexpr float smallest = 1e-30f;  // below it 127 / max would overflow
+  float peak = 0.0f;
+  uint32_t worst = 0;
+#pragma omp simd reduction(max : peak, worst)
+  for (int64_t i = 0; i < n; i++) {
+    uint32_t bits;
+    memcpy(&bits, x + i, 4);
+    bits &= 0x7fffffffu;
+    worst = worst > bits ? worst : bits;
+    float magnitude = std::fabs(x[i]);
+    peak = peak > magnitude ? peak : magnitude;
+  }
+  const bool finite = worst < 0x7f800000u;
+  if (!finite || peak < smallest) {
+    memset(out, 0, n);
+    return finite ? 0.0f : NAN;
+  }
+  const float magic = 12582912.0f, inverse = 127.0f / peak;
+#pragma omp simd
+  for (int64_t i = 0; i < n; i++) out[i] = (int8_t)(int32_t)((x[i] * inverse + magic) - magic);
+  return peak / 127.0f;
+}
+
+void emit_row(const Sink& out, int64_t row, float* x, int64_t n) {
+  if (out.kind == F32) {
+    memcpy((float*)out.data + row * n, x, n * sizeof(float));
+    return;
+  }
+  if (out.kind == BF16) {
+    uint16_t* p = (uint16_t*)out.data + row * n;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) p[i] = to_bf16(x[i]);
+    return;
+  }
+  if (out.smoothing) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) x[i] *= out.smoothing[i];
+  }
+  if (out.rotation > 1) rotate(x, n, out.rotation);
+  out.scale[row] = quantize(x, n, (int8_t*)out.data + row * n);
+}
+
+}  // namespace bi

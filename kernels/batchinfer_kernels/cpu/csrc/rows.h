@@ -1,0 +1,125 @@
+// Rows of numbers in and out: what an op reads (a Source) and where it leaves its result (a Sink).
+//
+// Every op works on one row at a time as floats in a scratch buffer. Sums run over 16 fixed lanes whatever the width of
+// the machine's registers, so these ops give the same bits in every build.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#include "simd.h"
+
+namespace bi {
+
+enum Kind : int32_t { F32 = 0, BF16 = 1, I32 = 2, I8 = 3 };
+
+// A matrix: value = data[row * stride + column] * row_scale[row] * column_scale[column] + bias[column].
+// Null pointers are ones (scales) and zeros (bias). The layout is mirrored in library.py.
+struct Source {
+  const void* data;
+  int64_t stride;
+  const float* row_scale;
+  const float* column_scale;
+  const float* bias;
+  int32_t kind;
+};
+
+// A dense matrix to write. I8: rows are multiplied by `smoothing`, rotated in blocks of `rotation`, then quantised with
+// one scale a row.
+struct Sink {
+  void* data;
+  float* scale;
+  const float* smoothing;
+  int32_t kind;
+  int32_t rotation;
+};
+
+static inline float from_bf16(uint16_t x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+
+static inline uint16_t to_bf16(float x) {  // round to nearest even; NaN stays NaN
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
+}
+
+// e^x as in simd.h but without fused operations; |x| is clamped to 87.
+static inline float exp_scalar(float x) {
+  const float magic = 12582912.0f;
+  x = x < -87.0f ? -87.0f : x;
+  x = x > 87.0f ? 87.0f : x;
+  float t = x * 1.44269504f, rounded = t + magic, f = t - (rounded - magic);
+  float p = 1.5403530e-4f;
+  p = p * f + 1.33335581e-3f;
+  p = p * f + 9.61812911e-3f;
+  p = p * f + 5.55041087e-2f;
+  p = p * f + 2.40226507e-1f;
+  p = p * f + 6.93147181e-1f;
+  p = p * f + 1.0f;
+  uint32_t bits;
+  memcpy(&bits, &rounded, 4);
+  bits = (bits + 127u) << 23;
+  float power;
+  memcpy(&power, &bits, 4);
+  return p * power;
+}
+
+// A thread's buffer; it grows and is kept, since a large malloc would be given back to the system at every call.
+static inline float* scratch(size_t floats) {
+  static thread_local std::unique_ptr<float[]> buffer;
+  static thread_local size_t size = 0;
+  if (floats + 16 > size) {
+    size = floats + 16;
+    buffer.reset(new float[size]);
+  }
+  return (float*)(((uintptr_t)buffer.get() + 63) & ~(uintptr_t)63);
+}
+
+static inline void load_row(const Source& in, int64_t row, int64_t first, int64_t n, float* out) {
+  if (in.kind == F32) {
+    memcpy(out, (const float*)in.data + row * in.stride + first, n * sizeof(float));
+  } else if (in.kind == BF16) {
+    const uint16_t* p = (const uint16_t*)in.data + row * in.stride + first;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) out[i] = from_bf16(p[i]);
+  } else {
+    const int32_t* p = (const int32_t*)in.data + row * in.stride + first;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) out[i] = (float)p[i];
+  }
+  const float scale = in.row_scale ? in.row_scale[row] : 1.0f;
+  if (in.column_scale) {
+    const float* column = in.column_scale + first;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) out[i] = out[i] * scale * column[i];
+  } else if (in.row_scale) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) out[i] = out[i] * scale;
+  }
+  if (in.bias) {
+    const float* bias = in.bias + first;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) out[i] += bias[i];
+  }
+}
+
+static inline float sum_of_squares(const float* x, int64_t n) {
+  float lane[16] = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int j = 0; j < 16; j++) lane[j] += x[i + j] * x[i + j];
+  for (int j = 0; i + j < n; j++) lane[j] += x[i + j] * x[i + j];
+  for (int half = 8; half; half /= 2)
+    for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+  return lane[0];
+}
+
+void emit_row(const Sink& out, int64_t row, float* values, int64_t n);
+
+}  // namespace bi

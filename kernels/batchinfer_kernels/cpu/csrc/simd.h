@@ -1,0 +1,89 @@
+// One vector register of floats, as wide as the target has it. Everything else is written in terms of W.
+//
+// The build sets -ffp-contract=off, so a multiply and an add fuse only where fma() says so: the bits of a result never
+// depend on which of several instantiations of a loop the compiler chose to contract.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace bi {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(W * 4)));
+typedef int32_t vi __attribute__((vector_size(W * 4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4)));
+typedef float vf_unaligned __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef uint32_t vu_unaligned __attribute__((vector_size(W * 4), aligned(4), may_alias));
+
+static inline vf load(const float* p) { return *(const vf_unaligned*)p; }
+static inline vu load(const uint32_t* p) { return *(const vu_unaligned*)p; }
+static inline void store(float* p, vf x) { *(vf_unaligned*)p = x; }
+static inline vf splat(float x) { return vf{} + x; }
+static inline vu splat(uint32_t x) { return vu{} + x; }
+static inline vf as_float(vu x) { return (vf)x; }
+
+// a * b + c, rounded once where the target can
+static inline vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// max that gives its second operand when either is NaN
+static inline vf max(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// Horizontal reductions in a fixed order.
+static inline float sum_lanes(vf x) {
+  float lane[W];
+  store(lane, x);
+  for (int half = W / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+  return lane[0];
+}
+static inline float max_lanes(vf x) {
+  float lane[W];
+  store(lane, x);
+  for (int half = W / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+  return lane[0];
+}
+
+// e^x for x <= 88, exactly 1 at 0, relative error below 3e-7 near 0; below -87 it stays at e^-87; NaN stays NaN.
+static inline vf exp(vf x) {
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
+  vf t = max(splat(-87.0f), x) * 1.44269504f;
+  vf rounded = t + magic;
+  vf f = t - (rounded - magic);
+  vf p = splat(1.5403530e-4f);  // Taylor of 2^f: ln(2)^n / n!
+  p = fma(p, f, splat(1.33335581e-3f));
+  p = fma(p, f, splat(9.61812911e-3f));
+  p = fma(p, f, splat(5.55041087e-2f));
+  p = fma(p, f, splat(2.40226507e-1f));
+  p = fma(p, f, splat(6.93147181e-1f));
+  p = fma(p, f, splat(1.0f));
+  return p * as_float(((vu)rounded + 127u) << 23);
+}
+
+}  // namespace bi

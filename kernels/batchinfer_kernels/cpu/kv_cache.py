@@ -1,0 +1,142 @@
+"""The paged KV cache in the layout that the CPU kernels read, and how tokens get in and out of it.
+
+A block holds ``block_size`` tokens of one layer, KV head by KV head, as tiles of 16 tokens. With P = 2 for bfloat16 and
+1 for float32:
+
+- keys   ``[num_blocks, num_kv_heads, block_size / 16, head_dim / P, 16 tokens, P]``
+- values ``[num_blocks, num_kv_heads, block_size / 16, 16 tokens / P, v_head_dim, P]``
+
+so that a register of 32-bit words meets 16 tokens (keys) or 16 dimensions (values) at once and nothing is ever summed
+across a register. Head dimensions are padded to multiples of 16 with zeros. ``csrc/layout.h`` says the same in C++.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TILE = 16
+"""Tokens that lie together; a block is a whole number of them."""
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """KV of one token in one layer; values may be narrower than keys (multi-head latent attention)."""
+
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+
+    def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
+        """Memory of a block, padding included."""
+        width = _padded(self.head_dim) + _padded(self.v_head_dim)
+        return self.num_kv_heads * width * block_size * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """One layer's cache."""
+
+    keys: torch.Tensor
+    """``[num_blocks, num_kv_heads, block_size / 16, head_dim / P, 16, P]``."""
+    values: torch.Tensor
+    """``[num_blocks, num_kv_heads, block_size / 16, 16 / P, v_head_dim, P]``."""
+    shape: KVShape
+    block_size: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache."""
+        return self.keys.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32 or bfloat16."""
+        return self.keys.dtype
+
+    def write(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store ``key [T, num_kv_heads, head_dim]`` and ``value [T, num_kv_heads, v_head_dim]`` at ``slots [T]``.
+
+        A slot is ``block * block_size + offset``; -1 writes nothing. The ops have a faster way.
+        """
+        kept = slots >= 0
+        block, tile, token = self._places(slots[kept])
+        pair = _pair(self.dtype)
+        padded_key = _pad(key[kept].to(self.dtype), self.keys.shape[3] * pair)
+        self.keys[block, :, tile, :, token, :] = padded_key.reshape(*padded_key.shape[:2], -1, pair)
+        self.values[block, :, tile, token // pair, :, token % pair] = _pad(
+            value[kept].to(self.dtype), self.values.shape[4]
+        )
+
+    def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]`` at ``slots [T]``."""
+        block, tile, token = self._places(slots)
+        pair = _pair(self.dtype)
+        key = self.keys[block, :, tile, :, token, :].flatten(-2)
+        value = self.values[block, :, tile, token // pair, :, token % pair]
+        return key[..., : self.shape.head_dim], value[..., : self.shape.v_head_dim]
+
+    def context_slots(self, block_table: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """Slots of a sequence's first tokens, int64 ``[num_tokens]``."""
+        at = torch.arange(num_tokens)
+        return block_table.long()[at // self.block_size] * self.block_size + at % self.block_size
+
+    def _places(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        offset = slots % self.block_size
+        return slots // self.block_size, offset // TILE, offset % TILE
+
+
+class PagedKVCache:
+    """The caches of all layers.
+
+    Raises:
+        ValueError: a block size that is no multiple of 16, or a dtype other than float32 and bfloat16.
+    """
+
+    def __init__(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        if block_size % TILE or block_size < TILE:
+            raise ValueError(f"block_size is {block_size}; the CPU kernels need a multiple of {TILE}")
+        if dtype not in DTYPES:
+            raise ValueError(f"KV dtype is {dtype}; the CPU kernels have float32 and bfloat16")
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.dtype = dtype
+        self.layers = [_allocate(shape, num_blocks, block_size, dtype) for shape in shapes]
+
+    def layer(self, index: int) -> LayerKV:
+        """One layer's cache."""
+        return self.layers[index]
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks in every layer, block ``sources[i]`` to ``targets[i]``; no target may be a source too."""
+        for layer in self.layers:
+            layer.keys[list(targets)] = layer.keys[list(sources)]
+            layer.values[list(targets)] = layer.values[list(sources)]
+
+
+def _allocate(shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype) -> LayerKV:
+    pair, tiles = _pair(dtype), block_size // TILE
+    # Zeros: the kernels read the padding of a head, and the system hands zero pages out untouched.
+    keys = torch.zeros(num_blocks, shape.num_kv_heads, tiles, _padded(shape.head_dim) // pair, TILE, pair, dtype=dtype)
+    values = torch.zeros(
+        num_blocks, shape.num_kv_heads, tiles, TILE // pair, _padded(shape.v_head_dim), pair, dtype=dtype
+    )
+    return LayerKV(keys, values, shape, block_size)
+
+
+def _pair(dtype: torch.dtype) -> int:
+    return 4 // dtype.itemsize
+
+
+def _padded(dim: int) -> int:
+    return -(-dim // TILE) * TILE
+
+
+def _pad(x: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.nn.functional.pad(x, (0, width - x.shape[-1]))

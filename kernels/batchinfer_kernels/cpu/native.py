@@ -1,0 +1,258 @@
+"""The ops in C++."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from batchinfer_kernels.cpu.library import (
+    KINDS,
+    AttentionStruct,
+    BatchStruct,
+    CacheStruct,
+    RopeStruct,
+    SinkStruct,
+    SourceStruct,
+)
+from batchinfer_kernels.cpu.native_rows import NativeRowOps, address, float_sink, out_dtype_of, require, source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchinfer_kernels.cpu.interface import AttentionPlan
+    from batchinfer_kernels.cpu.kv_cache import LayerKV
+    from batchinfer_kernels.cpu.operands import Activations, AttentionBatch, RotaryEmbedding
+
+MAX_WORKSPACE_BYTES = 128 * 1024 * 1024
+"""For states of shared prefixes and of contexts cut between threads; beyond it rows read their contexts alone."""
+_FAULTS = {
+    1: "query_start must ascend from 0",
+    2: "context_lens counts fewer tokens than there are queries",
+    3: "block_tables has too few blocks for context_lens",
+    4: "block_tables names a block outside of the cache",
+}
+_FLOATS = (torch.float32, torch.bfloat16)
+
+
+class NativePlan:
+    """A batch and its work, held by the library; freed with this object."""
+
+    def __init__(self, library: ctypes.CDLL, batch: AttentionBatch, layer: LayerKV, num_heads: int) -> None:
+        self._batch = batch  # the library reads its block tables
+        self.block_size = layer.block_size
+        self.num_blocks = layer.num_blocks
+        struct = _batch_struct(batch, layer, num_heads)
+        fault = (ctypes.c_int32 * 2)()
+        self.handle = library.bi_plan_create(struct, fault)
+        if self.handle is None:
+            raise ValueError(f"sequence {fault[1]} of the batch: {_FAULTS[fault[0]]}")
+        weakref.finalize(self, library.bi_plan_free, self.handle)
+        self.num_partials: int = library.bi_plan_num_partials(self.handle)
+        self._num_tokens: int = library.bi_plan_num_tokens(self.handle)
+        self._workspace = torch.empty(0)
+
+    @property
+    def num_tokens(self) -> int:
+        """Query rows of the batch."""
+        return self._num_tokens
+
+    def workspace(self, num_floats: int) -> torch.Tensor:
+        """A buffer of at least so many floats, kept from layer to layer."""
+        if self._workspace.numel() < num_floats:
+            self._workspace = torch.empty(num_floats)
+        return self._workspace
+
+
+class NativeOps(NativeRowOps):
+    """The ops of a loaded library; see :class:`~batchinfer_kernels.cpu.interface.Ops`."""
+
+    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+        self._library = library
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """The variant's name."""
+        return self._name
+
+    def rope_and_kv_write(
+        self,
+        query: Activations,
+        key: Activations,
+        value: Activations,
+        rope: RotaryEmbedding,
+        *,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        layer: LayerKV,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.rope_and_kv_write`."""
+        struct, tokens, width = source(query, "query")
+        head_dim = layer.shape.head_dim
+        require(width % head_dim == 0, f"query has {width} columns; they must be heads of {head_dim}")
+        require(
+            rope.cos.dim() == 2 and 2 * rope.cos.shape[1] <= head_dim, "rope.cos must be [positions, <= head_dim / 2]"
+        )
+        out, sink = float_sink(tokens, width, out_dtype_of(query, out_dtype))
+        write = self._writer(key, value, slots, layer, tokens)
+        outside = write(
+            struct,
+            _rope_struct(rope, head_dim),
+            address(positions, "positions", (tokens,), torch.int64),
+            rope.cos.shape[0],
+            width // head_dim,
+            sink,
+        )
+        _require_inside(outside, tokens)
+        return out.view(tokens, width // head_dim, head_dim)
+
+    def kv_write(self, key: Activations, value: Activations, slots: torch.Tensor, layer: LayerKV) -> None:
+        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.kv_write`."""
+        struct, tokens, _ = source(key, "key")
+        write = self._writer(key, value, slots, layer, tokens)
+        _require_inside(write(struct, RopeStruct(), 0, 0, 0, SinkStruct()), tokens)
+
+    def _writer(
+        self, key: Activations, value: Activations, slots: torch.Tensor, layer: LayerKV, tokens: int
+    ) -> Callable[[SourceStruct, RopeStruct, int, int, int, SinkStruct], int]:
+        """The C function with what all its callers give it; what is left to give: query, rope, positions, sink."""
+        shape = layer.shape
+        key_struct, *key_shape = source(key, "key")
+        value_struct, *value_shape = source(value, "value")
+        require(
+            key_shape == [tokens, shape.num_kv_heads * shape.head_dim]
+            and value_shape == [tokens, shape.num_kv_heads * shape.v_head_dim],
+            f"key is {key_shape} and value {value_shape}; there are {tokens} tokens and the layer holds {shape}",
+        )
+        slots_address = address(slots, "slots", (tokens,), torch.int64)
+        cache = _cache_struct(layer)
+
+        def write(*arguments: SourceStruct | RopeStruct | SinkStruct | int) -> int:
+            query, rope, positions, num_positions, num_heads, sink = arguments
+            outside: int = self._library.bi_rope_and_kv_write(
+                query, key_struct, value_struct, rope, positions, num_positions, slots_address, cache, tokens,
+                num_heads, sink, torch.get_num_threads(),
+            )  # fmt: skip
+            return outside
+
+        return write
+
+    def plan_attention(self, batch: AttentionBatch, layer: LayerKV, num_heads: int) -> NativePlan:
+        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.plan_attention`."""
+        return NativePlan(self._library, batch, layer, num_heads)
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        layer: LayerKV,
+        plan: AttentionPlan,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.paged_attention`."""
+        if not isinstance(plan, NativePlan):
+            raise TypeError("the plan was not made by these ops")
+        shape = layer.shape
+        num_rows, num_heads, _ = query.shape
+        _check_query(query, layer, plan)
+        dtype = query.dtype if out_dtype is None else out_dtype
+        require(dtype in _FLOATS, f"out_dtype is {dtype}; it must be float32 or bfloat16")
+        require(window is None or window > 0, f"window is {window}; it must be positive")
+        out = torch.empty(num_rows, num_heads, shape.v_head_dim, dtype=dtype)
+        out[plan.num_tokens :].zero_()
+        padded = -(-shape.v_head_dim // 16) * 16
+        workspace = plan.workspace(plan.num_partials * num_heads * (padded + 2))
+        struct = AttentionStruct(
+            query.data_ptr(),
+            out.data_ptr(),
+            address(sinks, "sinks", (num_heads,)),
+            workspace.data_ptr(),
+            query.stride(0),
+            KINDS[query.dtype],
+            KINDS[dtype],
+            num_heads,
+            window or 0,
+            scale,
+            softcap or 0.0,
+        )
+        self._library.bi_attention(plan.handle, _cache_struct(layer), struct, torch.get_num_threads())
+        return out
+
+
+def _require_inside(outside: int, tokens: int) -> None:
+    if outside:
+        raise ValueError(f"{outside} of {tokens} positions or slots lie outside of the rope's table or the cache")
+
+
+def _check_query(query: torch.Tensor, layer: LayerKV, plan: NativePlan) -> None:
+    shape = layer.shape
+    num_rows, num_heads, head_dim = query.shape
+    require(
+        head_dim == shape.head_dim and num_heads % shape.num_kv_heads == 0 and num_rows >= plan.num_tokens,
+        f"query is {list(query.shape)}; the plan has {plan.num_tokens} tokens and the layer {shape}",
+    )
+    require(query.dtype in _FLOATS, f"query is {query.dtype}; it must be float32 or bfloat16")
+    require(
+        query.stride()[1:] == (head_dim, 1) or num_rows * num_heads * head_dim == 0,
+        "a token's heads must lie side by side in query",
+    )
+    require(
+        layer.block_size == plan.block_size and layer.num_blocks == plan.num_blocks,
+        f"the plan was made for {plan.num_blocks} blocks of {plan.block_size}, not for this layer",
+    )
+
+
+def _cache_struct(layer: LayerKV) -> CacheStruct:
+    shape = layer.shape
+    return CacheStruct(
+        layer.keys.data_ptr(),
+        layer.values.data_ptr(),
+        layer.num_blocks,
+        KINDS[layer.dtype],
+        layer.block_size,
+        shape.num_kv_heads,
+        shape.head_dim,
+        shape.v_head_dim,
+    )
+
+
+def _rope_struct(rope: RotaryEmbedding, head_dim: int) -> RopeStruct:
+    table = (rope.cos.shape[0], rope.cos.shape[1])
+    return RopeStruct(
+        address(rope.cos, "rope.cos", table),
+        address(rope.sin, "rope.sin", table),
+        address(rope.q_norm, "rope.q_norm", (head_dim,)),
+        address(rope.k_norm, "rope.k_norm", (head_dim,)),
+        rope.norm_offset,
+        rope.norm_eps,
+        2 * table[1],
+        int(rope.interleaved),
+    )
+
+
+def _batch_struct(batch: AttentionBatch, layer: LayerKV, num_heads: int) -> BatchStruct:
+    shape = layer.shape
+    num_sequences, max_blocks = batch.block_tables.shape
+    padded = -(-shape.v_head_dim // 16) * 16
+    require(num_heads % shape.num_kv_heads == 0, f"{num_heads} heads do not divide by {shape.num_kv_heads} KV heads")
+    return BatchStruct(
+        address(batch.query_start, "query_start", (num_sequences + 1,), torch.int32),
+        address(batch.context_lens, "context_lens", (num_sequences,), torch.int32),
+        address(batch.block_tables, "block_tables", (num_sequences, max_blocks), torch.int32),
+        max_blocks,
+        layer.num_blocks,
+        MAX_WORKSPACE_BYTES // (4 * num_heads * (padded + 2)),
+        num_sequences,
+        layer.block_size,
+        num_heads // shape.num_kv_heads,
+        shape.num_kv_heads,
+        torch.get_num_threads(),
+    )

@@ -1,0 +1,150 @@
+"""What the ops take and give besides tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """The int32 result of an INT8 product before its scales: the op that reads it applies them on the way.
+
+    Stands for ``values * row_scale[:, None] * column_scale + bias``.
+    """
+
+    values: torch.Tensor
+    """int32 ``[rows, n]``; rows may be strided."""
+    row_scale: torch.Tensor
+    """float32 ``[rows]``: of the activations."""
+    column_scale: torch.Tensor
+    """float32 ``[n]``: of the weights."""
+    bias: torch.Tensor | None = None
+    """float32 ``[n]``."""
+
+    def columns(self, start: int, stop: int) -> Accumulated:
+        """A view of some columns (a projection out of a merged one)."""
+        bias = None if self.bias is None else self.bias[start:stop]
+        return Accumulated(self.values[:, start:stop], self.row_scale, self.column_scale[start:stop], bias)
+
+    def dequantize(self) -> torch.Tensor:
+        """As float32 ``[rows, n]``."""
+        scaled = self.values.float() * self.row_scale.unsqueeze(1) * self.column_scale
+        return scaled if self.bias is None else scaled + self.bias
+
+
+Activations: TypeAlias = torch.Tensor | Accumulated
+"""float32 or bfloat16 ``[rows, n]`` with unit stride along a row, or a product that still wants its scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Rows:
+    """Rows quantised each with its own scale: about ``values * scales[:, None]``."""
+
+    values: torch.Tensor
+    """int8 ``[rows, n]``."""
+    scales: torch.Tensor
+    """float32 ``[rows]``; 0 for a row of zeros, NaN for a row that held inf or NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Recipe:
+    """What happens to a row before it is rounded to INT8."""
+
+    smoothing: torch.Tensor | None = None
+    """float32 ``[n]``: factors an element (SmoothQuant; the weights hold their inverse)."""
+    rotation: int = 0
+    """Block of the Hadamard rotation, a power of two that divides ``n`` (the weights are rotated alike); 0: none."""
+
+
+PLAIN_INT8 = Int8Recipe()
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryEmbedding:
+    """Tables of a rotary embedding, and the norm a head gets before it (Qwen3, Gemma 3)."""
+
+    cos: torch.Tensor
+    """float32 ``[num_positions, rotary_dim / 2]``, attention scaling included."""
+    sin: torch.Tensor
+    """float32 ``[num_positions, rotary_dim / 2]``."""
+    interleaved: bool = False
+    """Pairs ``(2i, 2i + 1)`` instead of ``(i, i + rotary_dim / 2)``."""
+    q_norm: torch.Tensor | None = None
+    """float32 ``[head_dim]``."""
+    k_norm: torch.Tensor | None = None
+    """float32 ``[head_dim]``."""
+    norm_offset: float = 0.0
+    """Added to the norms' weights (Gemma: 1)."""
+    norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """A packed batch: sequence ``i`` has the query rows ``query_start[i] .. query_start[i + 1]``.
+
+    They are the last of its ``context_lens[i]`` tokens, whose keys and values are in the cache already. Tokens
+    ``j * block_size ..`` of it lie in block ``block_tables[i, j]``; entries past its context are not read.
+    """
+
+    query_start: torch.Tensor
+    """int32 ``[num_sequences + 1]``, ascending from 0."""
+    context_lens: torch.Tensor
+    """int32 ``[num_sequences]``."""
+    block_tables: torch.Tensor
+    """int32 ``[num_sequences, max_blocks]``."""
+
+    @staticmethod
+    def of(
+        query_lens: Sequence[int], context_lens: Sequence[int], block_tables: Sequence[Sequence[int]]
+    ) -> AttentionBatch:
+        """Build from plain lists; block tables may be of any lengths."""
+        starts = [0]
+        for length in query_lens:
+            starts.append(starts[-1] + length)
+        widest = max(map(len, block_tables), default=0)
+        padded = [[*table, *[0] * (widest - len(table))] for table in block_tables]
+        return AttentionBatch(
+            torch.tensor(starts, dtype=torch.int32),
+            torch.tensor(context_lens, dtype=torch.int32),
+            torch.tensor(padded, dtype=torch.int32).view(len(block_tables), widest),
+        )
+
+
+class LogitsReduction:
+    """What is kept of logits that come in slices of columns: argmax, and on request log-sum-exp and the top k.
+
+    Columns must come in ascending order, each once. Ties go to the lower index. A row in which nothing is above -inf
+    keeps index -1; NaN is never the largest, but makes ``log_sum_exp`` NaN.
+    """
+
+    def __init__(self, num_rows: int, *, top_k: int = 0, log_sum_exp: bool = False) -> None:
+        self.num_rows = num_rows
+        self.top_k = top_k
+        self.best = torch.full((num_rows,), float("-inf"))
+        """The largest logit of each row, float32 ``[num_rows]``."""
+        self.best_index = torch.full((num_rows,), -1, dtype=torch.int64)
+        """Its column, int64 ``[num_rows]``."""
+        self.top_values = torch.full((num_rows, top_k), float("-inf"))
+        """The ``top_k`` largest logits, descending, float32 ``[num_rows, top_k]``."""
+        self.top_indices = torch.full((num_rows, top_k), -1, dtype=torch.int64)
+        """Their columns."""
+        self.peak = torch.full((num_rows,), float("-inf")) if log_sum_exp else None
+        self.total = torch.zeros(num_rows) if log_sum_exp else None
+
+    def log_sum_exp(self) -> torch.Tensor:
+        """Natural logarithm of the sum of exponentials, float32 ``[num_rows]``.
+
+        Raises:
+            ValueError: the reduction was made without it.
+        """
+        if self.peak is None or self.total is None:
+            raise ValueError("this reduction keeps no log-sum-exp; create it with log_sum_exp=True")
+        return self.peak + torch.log(self.total)
