@@ -6,14 +6,18 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import delete
 
 from batchinfer.db.migrate import upgrade
 from batchinfer.db.session import create_db_engine
+from batchinfer.db.tables import Base
 from tests.services import S3, Postgres, Redis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from sqlalchemy import Engine
 
 
 @pytest.fixture(autouse=True)
@@ -89,13 +93,12 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres: Postgres) -> str:
-    """Name of a migrated PostgreSQL database to copy."""
-    url = postgres.create_database()
-    engine = create_db_engine(url)
+def postgres_shared(postgres: Postgres) -> Iterator[Engine]:
+    """A migrated PostgreSQL database that tests use one after the other."""
+    engine = create_db_engine(postgres.create_database())
     upgrade(engine)
+    yield engine
     engine.dispose()
-    return url.rsplit("/", 1)[1]
 
 
 @pytest.fixture
@@ -107,11 +110,17 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def postgresql_url(postgres: Postgres, postgres_template: str) -> Iterator[str]:
-    """URL of a fresh, migrated PostgreSQL database."""
-    url = postgres.create_database(postgres_template)
-    yield url
-    postgres.drop_database(url)
+def postgresql_url(postgres: Postgres, postgres_shared: Engine) -> str:
+    """URL of an empty, migrated PostgreSQL database.
+
+    Emptied with DELETE: that takes 1 ms, TRUNCATE 60 ms, a copy of a template database 350 ms.
+    """
+    url = postgres_shared.url.render_as_string(hide_password=False)
+    postgres.disconnect_all(url)
+    with postgres_shared.begin() as connection:
+        for table in reversed(Base.metadata.sorted_tables):
+            connection.execute(delete(table))
+    return url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -154,7 +154,7 @@ def _keep_samples(connection: Connection, shard: Row[Any], samples: Sequence[Row
     rows = [sample.row_index for sample in samples]
     connection.execute(delete(RowErrorRow).where(RowErrorRow.job_id == job_id, RowErrorRow.row_index.in_(rows)))
     by_code = select(RowErrorRow.code, func.count()).where(RowErrorRow.job_id == job_id).group_by(RowErrorRow.code)
-    kept: dict[str, int] = dict(connection.execute(by_code).tuples().all())
+    kept = {code: int(count) for code, count in connection.execute(by_code)}
     total = sum(kept.values())
     values = []
     for sample in samples:

@@ -131,7 +131,7 @@ class Endings(LedgerBase):
         known = _after_failure(job, attempt, shard, is_fault=is_fault)
         self._tell(
             connection, job.id, now, "shard_failed",
-            shard=shard.shard_index, attempt=attempt.id, kind=kind, reason=reason, probe_rows=known.probe_rows,
+            shard=shard.shard_index, attempt=attempt.id, cause=kind, reason=reason, probe_rows=known.probe_rows,
         )  # fmt: skip
         for row in known.poisoned_rows[len(shard.poisoned_rows) :]:
             self._tell(connection, job.id, now, "row_poisoned", row=row, shard=shard.shard_index)
