@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -24,16 +24,29 @@ def load_settings(**overrides: object) -> Settings:
 
 
 @contextmanager
-def open_service(settings: Settings | None = None) -> Iterator[JobService]:
+def open_service(settings: Settings | None = None, *, shares_disk: bool | None = None) -> Iterator[JobService]:
     """The job service on the configured database. Raises UserError."""
     from batchinfer.jobs.service import JobService
 
     settings = settings or load_settings()
-    service = JobService.connect(settings.sqlalchemy_url, settings.broker_url)
+    service = JobService.connect(settings.sqlalchemy_url, settings.broker_url, shares_disk=shares_disk)
     try:
         yield service
     finally:
         service.close()
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what ``sys.stderr`` is at that moment: a progress bar puts itself there, to keep lines apart."""
+
+    @property
+    def stream(self) -> TextIO:
+        """Where to write."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        """What the base class chose at its creation is not wanted."""
 
 
 def set_up_logs(level: str) -> None:
@@ -41,7 +54,7 @@ def set_up_logs(level: str) -> None:
     context = click.get_current_context(silent=True)
     is_debug = context is not None and bool((context.find_root().obj or {}).get("debug"))
     logging.basicConfig(
-        stream=sys.stderr,
+        handlers=[_StderrHandler()],
         level=logging.DEBUG if is_debug else level.upper(),
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         force=True,

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchinfer.cli.checkup import CheckStatus, run_checks
+from batchinfer.cli import checks_machine, checks_services
+from batchinfer.cli.checks import Check, CheckStatus, fail
+from batchinfer.cli.connect import load_settings
 from batchinfer.cli.console import print_json
 from batchinfer.cli.exit_codes import ExitCode
 from batchinfer.cli.options import json_option
+from batchinfer.errors import UserError
 
 if TYPE_CHECKING:
-    from batchinfer.cli.checkup import Check
+    from collections.abc import Callable
 
 _MARKS = {CheckStatus.OK: "ok  ", CheckStatus.WARNING: "warn", CheckStatus.FAILED: "FAIL"}
 
@@ -43,3 +46,29 @@ def _print(checks: list[Check]) -> None:
         click.echo(f"{_MARKS[check.status]}  {check.name:<{width}}  {check.detail}")
         if check.mend:
             click.echo(f"{'':6}{'':{width}}  -> {check.mend}")
+
+
+def run_checks(storage: str | None = None) -> list[Check]:
+    """Run all checks, the cheap ones first."""
+    try:
+        settings = load_settings()
+    except UserError as error:
+        return [fail("settings", str(error), "correct or unset the variable"), checks_machine.check_python()]
+    checks: list[Callable[[], Check]] = [
+        checks_machine.check_python,
+        lambda: checks_services.check_settings(settings),
+        lambda: checks_services.check_price(settings),
+        lambda: checks_services.check_folder(settings.home),
+        lambda: checks_services.check_broker(settings.broker_url),
+        checks_machine.check_cpu,
+        checks_machine.check_memory,
+        checks_machine.check_compiler,
+        checks_machine.check_torch,
+        checks_machine.check_gpu,
+        checks_machine.check_transformers,
+        lambda: checks_machine.check_engine(settings.engine_factory),
+        lambda: checks_machine.check_model_cache(settings),
+    ]
+    if storage is not None:
+        checks.append(lambda: checks_services.check_storage(storage))
+    return [*checks_services.check_database(settings), *(check() for check in checks)]

@@ -26,9 +26,9 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.USAGE: "a flag, a job description or an input is wrong: nothing was run",
     ExitCode.PARTIAL: "the job ended, and some of its rows did not succeed",
     ExitCode.NOT_FOUND: "no such job, file or page",
-    ExitCode.CONFLICT: "the state of the job, or an idempotency key used before, does not allow it",
+    ExitCode.CONFLICT: "the job's state, an idempotency key used before or an output that exists does not allow it",
     ExitCode.STOPPED: "the job stands still before its end (paused, or its budget is used up): resume it",
-    ExitCode.INTERRUPTED: "interrupted by Ctrl-C; finished rows are safe",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C or SIGTERM; finished rows are safe",
 }
 
 _OUTCOMES = {"succeeded": ExitCode.OK, "partial": ExitCode.PARTIAL, "none": ExitCode.FAILED}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,6 +50,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
 }
 _HINTS = {
     "output": "default: INPUT.results/JOB_ID",
+    "template": "@FILE reads it from a file",
+    "system": "@FILE reads it from a file",
     "stop": "may be repeated",
     "stop_token_ids": "may be repeated",
     "deadline": "6h, 90m, 2d or an ISO 8601 time with zone",
@@ -103,14 +106,25 @@ def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Only those flags that were on the command line, as fields of JobSpec.
 
     Raises:
-        InvalidSpecError: a tag is not ``key=value``, or the budget is not an amount.
+        InvalidSpecError: a tag is not ``key=value``, or a file with a text cannot be read.
     """
     given = {field: value for field, value in values.items() if value is not None and value != ()}
+    for field in ("template", "system"):
+        if str(given.get(field, "")).startswith("@"):
+            given[field] = _read_text(field, given[field][1:])
     if "tags" in given:
         given["tags"] = dict(_tag(text) for text in given["tags"])
     if "budget_usd" in given:
         given["budget_usd"] = str(given["budget_usd"]).strip().removeprefix("$").replace(",", "")
     return given
+
+
+def _read_text(field: str, path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise InvalidSpecError(f"{flag_of(field)} @{path} cannot be read: {reason}", param=field) from None
 
 
 def _tag(text: str) -> tuple[str, str]:
@@ -130,7 +144,8 @@ def build_spec(values: Mapping[str, Any]) -> JobSpec:
     for field in ("inputs", "model"):
         if field not in given:
             example = "batchinfer run prompts.parquet --model model.gguf"
-            raise InvalidSpecError(f"{flag_of(field)} is missing, as in: {example}", param=field)
+            missing = "the input" if field == "inputs" else flag_of(field)
+            raise InvalidSpecError(f"{missing} is missing, as in: {example}", param=field)
     try:
         return JobSpec(**given)
     except ValidationError as error:
@@ -145,4 +160,5 @@ def spec_error(error: ValidationError) -> InvalidSpecError:
     if field is None:
         return InvalidSpecError(message)
     value = repr(fault["input"])[:100]
-    return InvalidSpecError(f"{flag_of(field)} {value}: {message}", param=field)
+    named = flag_of(field) if value in message else f"{flag_of(field)} {value}"
+    return InvalidSpecError(f"{named}: {message}", param=field)

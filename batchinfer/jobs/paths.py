@@ -33,6 +33,9 @@ def resolve_paths(spec: JobSpec, *, base: Path | None, job_id: str, must_exist: 
         ModelError: a model given as a path is not there.
         InvalidSpecError: a relative path without ``base``, or an output that is an input.
     """
+    for path in (*spec.inputs, spec.output or "", spec.model):
+        if "\0" in path:
+            raise InvalidSpecError(f"{path!r} holds a NUL character, which no path has")
     inputs = tuple(_absolute(path, base, "inputs") for path in spec.inputs)
     output = default_output(inputs[0], job_id) if spec.output is None else _absolute(spec.output, base, "output")
     model = _resolve_model(spec.model, base, must_exist=must_exist)

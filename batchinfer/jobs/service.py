@@ -66,8 +66,10 @@ class JobService:
         self._now = now
 
     @classmethod
-    def connect(cls, database_url: str, broker_url: str) -> Self:
+    def connect(cls, database_url: str, broker_url: str, *, shares_disk: bool | None = None) -> Self:
         """Open the database and a way to wake workers. SQLite is created and upgraded; PostgreSQL must be already.
+
+        ``shares_disk`` None: workers on the same SQLite file are on this machine, others may be anywhere.
 
         Raises:
             UserError: ``database_not_migrated``.
@@ -81,7 +83,8 @@ class JobService:
                 f"the database is at revision {found or 'none'}, this program needs {head()}; run `batchinfer db upgrade`",
                 code="database_not_migrated",
             )
-        return cls(engine, Ledger(engine), connect_dispatcher(broker_url), shares_disk=is_embedded)
+        is_here = is_embedded if shares_disk is None else shares_disk
+        return cls(engine, Ledger(engine), connect_dispatcher(broker_url), shares_disk=is_here)
 
     def close(self) -> None:
         """Give the database connections back."""

@@ -1,0 +1,26 @@
+"""``worker``: work on jobs until stopped."""
+
+from __future__ import annotations
+
+import click
+
+from batchinfer.cli.connect import load_settings, set_up_logs
+
+
+@click.command("worker")
+@click.option(
+    "--model", "models", multiple=True, metavar="PATH_OR_ID", help="Only jobs of this model; may be repeated."
+)
+@click.option("--ticker-only", is_flag=True, help="Run no rows; only keep leases, deadlines and wake-ups going.")
+def worker_command(models: tuple[str, ...], ticker_only: bool) -> int:
+    """Work on jobs until stopped.
+
+    SIGTERM or Ctrl-C drains: finished rows are committed, the rest goes back at once, and the process ends within
+    seconds. A second signal ends it on the spot; leases then expire by themselves. Start one worker a GPU, with
+    CUDA_VISIBLE_DEVICES.
+    """
+    from batchinfer_workers.worker import run_worker
+
+    settings = load_settings()
+    set_up_logs(settings.log_level)
+    return run_worker(settings, models=models or None, ticker_only=ticker_only)
