@@ -28,7 +28,10 @@ def get_job_id(job_id: Annotated[str, Path(description="Id of a job.")]) -> str:
 
 async def get_raw_body(request: Request) -> Any:
     """The body's JSON as it was sent: what two requests under one idempotency key must share."""
-    return await request.json()
+    try:
+        return await request.json()
+    except ValueError:
+        return None  # whoever reads the body as a JobSpec refuses it, and says why
 
 
 Service = Annotated[JobService, Depends(get_service)]

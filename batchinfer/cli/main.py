@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "errors": ("results", "Show the error rows of a job by code, with what to do."),
     "cost": ("results", "Show what a job has cost, metered and at list price."),
     "verify": ("results", "Prove that every input row has exactly one outcome."),
+    "price": ("price", "Set and show list prices of models."),
     "doctor": ("doctor", "Check this installation and say how to mend what is wrong."),
     "db": ("db", "Create, upgrade and inspect the database."),
 }
