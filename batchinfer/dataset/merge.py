@@ -1,38 +1,50 @@
-"""Parts and input rows become the one file of a shard; shards become the one file of a job."""
+"""Parts and input rows become the one file of a shard."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchinfer.dataset.filesystem import Location
+from batchinfer.dataset.parquet_source import ParquetReader
+from batchinfer.dataset.part_index import PartIndex
+from batchinfer.dataset.row_groups import RowGroupWriter
+from batchinfer.dataset.schema import ROW_INDEX, STATUS, WARNINGS
+from batchinfer.dataset.sink import PartFile
+from batchinfer.dataset.text import REPLACED, repair_utf8
+from batchinfer.errors import BatchInferError
+from batchinfer.types import RowStatus
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from batchinfer.dataset.layout import BaseFile
     from batchinfer.dataset.schema import ResultSchema
-    from batchinfer.dataset.sink import PartFile
     from batchinfer.dataset.source import InputSource
-    from batchinfer.types import RowStatus
 
-
-@dataclass(frozen=True, slots=True)
-class BaseFile:
-    """An earlier result to build on (retry): the shard's published file, or the job's single output file.
-
-    ``first_row`` is the global row index of the file's first row (0 for a single output file).
-    """
-
-    path: str
-    first_row: int
+_BATCH_ROWS = 4096
 
 
 def base_rows_with_status(
     base: BaseFile, row_start: int, row_end: int, statuses: Collection[RowStatus], *, prefix: str = ""
 ) -> dict[int, RowStatus]:
     """Rows of the base within the range that have one of the statuses: what a retry runs again, and what it replaces."""
-    raise NotImplementedError
+    found: dict[int, RowStatus] = {}
+    wanted = pa.array([status.value for status in statuses], pa.large_string())
+    names = [prefix + ROW_INDEX, prefix + STATUS]
+    with ParquetReader(Location.parse(base.path)) as reader:
+        for batch in reader.iter_batches(row_start - base.first_row, row_end - base.first_row, names, 1 << 16):
+            rows, values = (batch.column(name) for name in names)
+            mask = pc.is_in(values.cast(pa.large_string()), wanted)
+            pairs = zip(rows.filter(mask).to_pylist(), values.filter(mask).to_pylist(), strict=True)
+            found.update((row, RowStatus(status)) for row, status in pairs)
+    return found
 
 
-def merge_shard(
+def merge_shard(  # noqa: PLR0917 -- the first six are what a merge is of, in the order in which one says it
     source: InputSource,
     schema: ResultSchema,
     row_start: int,
@@ -52,4 +64,77 @@ def merge_shard(
         BatchInferError: a row has no result, or two parts have the same row.
         InputError: code ``input_changed``.
     """
-    raise NotImplementedError
+    index = PartIndex(parts, schema, row_start, row_end)
+    missing = index.missing()
+    if base is None and len(missing):
+        raise BatchInferError(
+            f"{len(missing)} rows have no outcome, the first is row {int(missing[0])}; nothing was written"
+        )
+    with RowGroupWriter(Location.parse(destination), schema.output_schema, metadata) as writer:
+        earlier = None if base is None or not len(missing) else _BaseRows(base, schema, row_start, row_end)
+        for start, batch in source.iter_batches(row_start, row_end, batch_rows=_BATCH_ROWS):
+            stop = start + batch.num_rows
+            results = index.rows(start, stop, None if earlier is None else earlier.pull(start, stop))
+            writer.write(_join(batch, results, schema))
+        if writer.num_rows != row_end - row_start:
+            raise BatchInferError(f"the input has {writer.num_rows} of the rows {row_start} to {row_end}")
+    return PartFile(destination, writer.num_rows, writer.num_bytes, writer.sha256)
+
+
+def _join(batch: pa.RecordBatch, results: pa.Table, schema: ResultSchema) -> pa.RecordBatch:
+    """Input columns, made valid UTF-8 (and flagged where that changed them), beside the result columns."""
+    columns, changed = [], set()
+    for column in batch.columns:
+        repaired, positions = repair_utf8(column)
+        columns.append(repaired)
+        changed.update(positions)
+    outcome = results.combine_chunks().to_batches()[0]
+    added = {field.name: outcome.column(field.name) for field in schema.part_schema}
+    if changed:
+        name = schema.name(WARNINGS)
+        added[name] = _with_flag(added[name], changed)
+    return pa.RecordBatch.from_arrays([*columns, *added.values()], schema=schema.output_schema)
+
+
+def _with_flag(warnings: pa.Array, positions: Collection[int]) -> pa.Array:
+    notes = warnings.to_pylist()
+    for position in positions:
+        known = notes[position] or []
+        notes[position] = known if REPLACED in known else [*known, REPLACED]
+    return pa.array(notes, warnings.type)
+
+
+class _BaseRows:
+    """Reads a base once, in order, in the pieces that are asked for."""
+
+    def __init__(self, base: BaseFile, schema: ResultSchema, row_start: int, row_end: int) -> None:
+        self._base = base
+        self._schema = schema
+        self._batches = self._read(row_start - base.first_row, row_end - base.first_row)
+        self._rest: pa.RecordBatch | None = None
+
+    def _read(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        with ParquetReader(Location.parse(self._base.path)) as reader:
+            for batch in reader.iter_batches(start, stop, self._schema.part_schema.names, _BATCH_ROWS):
+                table = pa.Table.from_batches([batch]).select(self._schema.part_schema.names)
+                yield from table.cast(self._schema.part_schema).to_batches()
+
+    def pull(self, start: int, stop: int) -> pa.Table:
+        """The next rows, which must be ``[start, stop)``.
+
+        Raises:
+            BatchInferError: the base does not hold them.
+        """
+        pieces, needed = [], stop - start
+        while needed:
+            batch = self._rest if self._rest is not None else next(self._batches, None)
+            if batch is None:
+                break
+            pieces.append(batch.slice(0, needed))
+            needed -= pieces[-1].num_rows
+            self._rest = batch.slice(pieces[-1].num_rows) if pieces[-1].num_rows < batch.num_rows else None
+        table = pa.Table.from_batches(pieces, schema=self._schema.part_schema)
+        rows = table.column(0).to_numpy()
+        if len(rows) != stop - start or not np.array_equal(rows, np.arange(start, stop)):
+            raise BatchInferError(f"{self._base.path} does not hold the rows {start} to {stop} in order")
+        return table

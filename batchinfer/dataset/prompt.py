@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
+from batchinfer.dataset.nulls import OnNull, RowSkipped
+from batchinfer.dataset.prompt_builders import choose_builder
+from batchinfer.dataset.row_params import ParamReader
+from batchinfer.dataset.text import REPLACED, replace_surrogates
+from batchinfer.dataset.values import column_values
+from batchinfer.errors import RowFailure
 from batchinfer.sampling_params import SamplingParams
+from batchinfer.types import ErrorCode, Request, RowError
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
     import pyarrow as pa
 
-    from batchinfer.types import Request, RowError
+    from batchinfer.types import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +30,7 @@ class PromptConfig:
     messages_column: str | None = None
     template: str | None = None
     system: str | None = None
-    on_null: Literal["error", "skip", "empty"] = "error"
+    on_null: OnNull = "error"
     params: SamplingParams = field(default_factory=SamplingParams)
 
 
@@ -50,14 +57,48 @@ class RowReader:
         InvalidSpecError: the template's syntax is wrong, or it asks for what is not allowed.
     """
 
-    columns: tuple[str, ...]
-    """What must be read: pass it to ``InputSource.iter_batches(columns=...)``."""
-    warnings: tuple[str, ...]
-    """For people: which columns override sampling parameters, which look like it but have another type."""
-
     def __init__(self, config: PromptConfig, schema: pa.Schema) -> None:
-        raise NotImplementedError
+        self._builder = choose_builder(
+            schema,
+            prompt_column=config.prompt_column,
+            messages_column=config.messages_column,
+            template=config.template,
+            on_null=config.on_null,
+        )
+        self._params = ParamReader(schema, config.params, self._builder.columns)
+        self._system = None if config.system is None else replace_surrogates(config.system)[0]
+        self.columns: tuple[str, ...] = (*self._builder.columns, *self._params.columns)
+        """What must be read: pass it to ``InputSource.iter_batches(columns=...)``."""
+        self.warnings: tuple[str, ...] = self._params.warnings
+        """For people: which columns override sampling parameters, which look like it but have another type."""
 
     def read(self, batch: pa.RecordBatch, first_index: int, skip: Container[int] = ()) -> list[RowInput]:
         """Read a batch whose first row has the global index ``first_index``, leaving out the row indexes in ``skip``."""
-        raise NotImplementedError
+        values = {name: column_values(name, batch.column(name)) for name in self.columns}
+        indexes = range(first_index, first_index + batch.num_rows)
+        return [self._row(values, position, i) for position, i in enumerate(indexes) if i not in skip]
+
+    def _row(self, values: dict[str, list[Any]], position: int, row_index: int) -> RowInput:
+        try:
+            built = self._builder.build(values, position)
+            params = self._params.read(values, position, built.params)
+            prompt, messages = built.prompt, built.messages
+            if prompt is not None and not prompt.strip():
+                return RowInput(row_index, error=RowError(ErrorCode.EMPTY_PROMPT, "the prompt is empty"))
+        except RowSkipped:
+            return RowInput(row_index, skipped=True)
+        except RowFailure as error:
+            return RowInput(row_index, error=error.error)
+        except RecursionError:
+            return RowInput(row_index, error=RowError(ErrorCode.INVALID_MESSAGES, "the row is nested too deeply"))
+        if self._system is not None:
+            prompt, messages = None, self._with_system(prompt, messages)
+        warnings = (REPLACED,) if built.replaced else ()
+        return RowInput(row_index, Request(str(row_index), params, prompt, messages), warnings=warnings)
+
+    def _with_system(self, prompt: str | None, messages: list[Message] | None) -> list[Message]:
+        """The job's system message first; a row that has its own keeps it, being more specific."""
+        turns: list[Message] = [{"role": "user", "content": prompt}] if messages is None else messages
+        if turns[0]["role"] in ("system", "developer"):
+            return turns
+        return [{"role": "system", "content": self._system}, *turns]

@@ -3,14 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
+from batchinfer.dataset.text import REPLACED, replace_surrogates
+from batchinfer.errors import InvalidSpecError
 from batchinfer.types import FinishReason, RowError, RowStatus, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    import pyarrow as pa
+ERROR_TYPE = pa.struct(
+    [
+        ("code", pa.large_string()),
+        ("type", pa.large_string()),
+        ("message", pa.large_string()),
+        ("retryable", pa.bool_()),
+    ]
+)
+USAGE_TYPE = pa.struct(
+    [("prompt_tokens", pa.int64()), ("cached_tokens", pa.int64()), ("completion_tokens", pa.int64())]
+)
+USD_TYPE = pa.decimal128(18, 9)
+_MAX_NANOS = 10**18 - 1
+
+ROW_INDEX = "row_index"
+STATUS = "status"
+WARNINGS = "warnings"
+_FIELDS = (
+    pa.field(ROW_INDEX, pa.int64(), nullable=False),
+    pa.field(STATUS, pa.large_string(), nullable=False),
+    pa.field("output", pa.large_string()),
+    pa.field("finish_reason", pa.large_string()),
+    pa.field("error", ERROR_TYPE),
+    pa.field("usage", USAGE_TYPE),
+    pa.field("cost_usd", USD_TYPE),
+    pa.field("list_cost_usd", USD_TYPE),
+    pa.field("model", pa.large_string()),
+    pa.field("attempt", pa.int64()),
+    pa.field(WARNINGS, pa.list_(pa.large_string())),
+)
+_TOKEN_IDS = pa.field("token_ids", pa.list_(pa.int32()))
+METADATA_PREFIX = "batchinfer."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +72,106 @@ class ResultRow:
 
 
 class ResultSchema:
-    """Columns added to the input's.
+    """Columns added to the input's: those of DESIGN's result schema, their names behind ``prefix``.
 
     Raises:
         InvalidSpecError: result columns clash with the input's; the message names them and the way out (a prefix).
     """
 
-    part_schema: pa.Schema
-    """``row_index`` and the other result columns."""
-    output_schema: pa.Schema
-    """Input columns, then result columns."""
-
     def __init__(self, input_schema: pa.Schema, prefix: str = "", *, include_token_ids: bool = False) -> None:
-        raise NotImplementedError
+        self.prefix = prefix
+        self.include_token_ids = include_token_ids
+        self.input_schema = input_schema
+        fields = [*_FIELDS, _TOKEN_IDS] if include_token_ids else list(_FIELDS)
+        self.part_schema: pa.Schema = pa.schema([f.with_name(prefix + f.name) for f in fields])
+        """``row_index`` and the other result columns."""
+        taken = {name.casefold() for name in input_schema.names}
+        clash = [name for name in self.part_schema.names if name.casefold() in taken]
+        if clash:
+            names = ", ".join(map(repr, clash))
+            raise InvalidSpecError(
+                f"the input already has the column(s) {names}, which results are written to; "
+                "choose a --column-prefix such as 'bi_', or rename them",
+                param="column_prefix",
+            )
+        self.output_schema: pa.Schema = pa.schema([*input_schema, *self.part_schema])
+        """Input columns, then result columns."""
+
+    def name(self, column: str) -> str:
+        """A result column's name in the file."""
+        return self.prefix + column
 
     def to_batch(self, rows: Sequence[ResultRow]) -> pa.RecordBatch:
-        """Rows as a batch of :attr:`part_schema`; text that UTF-8 cannot represent becomes U+FFFD and is flagged."""
-        raise NotImplementedError
+        """Rows as a batch of :attr:`part_schema`; text that UTF-8 cannot represent becomes U+FFFD and is flagged.
+
+        Raises:
+            ValueError: a cost of a billion dollars or more.
+        """
+        outputs, warnings = _outputs_and_warnings(rows)
+        columns = [
+            pa.array([row.row_index for row in rows], pa.int64()),
+            pa.array([row.status.value for row in rows], pa.large_string()),
+            pa.array(outputs, pa.large_string()),
+            pa.array([row.finish_reason and row.finish_reason.value for row in rows], pa.large_string()),
+            _errors([row.error for row in rows]),
+            _usages([row.usage for row in rows]),
+            _usd([row.cost_nanos for row in rows]),
+            _usd([row.list_cost_nanos for row in rows]),
+            pa.array([replace_surrogates(row.model)[0] for row in rows], pa.large_string()),
+            pa.array([row.attempt for row in rows], pa.int64()),
+            pa.array(warnings, pa.list_(pa.large_string())),
+        ]
+        if self.include_token_ids:
+            columns.append(pa.array([row.token_ids for row in rows], _TOKEN_IDS.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self.part_schema)
+
+
+def _outputs_and_warnings(rows: Iterable[ResultRow]) -> tuple[list[str | None], list[list[str] | None]]:
+    """Texts as they can be stored, and each row's warnings (None for none)."""
+    outputs: list[str | None] = []
+    warnings: list[list[str] | None] = []
+    for row in rows:
+        notes = list(row.warnings)
+        if row.clamped_max_tokens is not None:
+            notes.append(f"max_tokens_clamped:{row.clamped_max_tokens}")
+        text = row.output
+        if text is not None:
+            text, replaced = replace_surrogates(text)
+            if replaced and REPLACED not in notes:
+                notes.append(REPLACED)
+        outputs.append(text)
+        warnings.append(notes or None)
+    return outputs, warnings
+
+
+def _errors(errors: Sequence[RowError | None]) -> pa.Array:
+    absent = pa.array([error is None for error in errors], pa.bool_())
+    children = [
+        pa.array([error and error.code.value for error in errors], pa.large_string()),
+        pa.array([error and error.type for error in errors], pa.large_string()),
+        pa.array([error and replace_surrogates(error.message)[0] for error in errors], pa.large_string()),
+        pa.array([None if error is None else error.retryable for error in errors], pa.bool_()),
+    ]
+    return pa.StructArray.from_arrays(children, fields=list(ERROR_TYPE), mask=absent)
+
+
+def _usages(usages: Sequence[Usage]) -> pa.Array:
+    children = [pa.array([getattr(usage, f.name) for usage in usages], f.type) for f in USAGE_TYPE]
+    return pa.StructArray.from_arrays(children, fields=list(USAGE_TYPE))
+
+
+def _usd(nanos: Sequence[int | None]) -> pa.Array:
+    """Nano-dollars are the unscaled integers of ``decimal128(18, 9)``: copied as such, exact and without Decimal objects."""
+    values = np.array([0 if value is None else value for value in nanos], np.int64)
+    if len(values) and int(np.abs(values).max()) > _MAX_NANOS:
+        raise ValueError("a row's cost does not fit into decimal128(18, 9)")
+    wide = np.empty((len(values), 2), np.int64)
+    wide[:, 0] = values
+    wide[:, 1] = values >> 63
+    validity = pa.array([value is not None for value in nanos], pa.bool_()).buffers()[1] if None in nanos else None
+    return pa.Array.from_buffers(USD_TYPE, len(values), [validity, pa.py_buffer(wide.tobytes())])
+
+
+def footer_metadata(metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    """Key-value pairs for a file's footer."""
+    return {METADATA_PREFIX + key: value for key, value in (metadata or {}).items()}

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import base64
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from batchinfer.dataset.ids import check_unique
+from batchinfer.dataset.input_file import InputFile, inspect_file, open_reader
+from batchinfer.dataset.input_schema import SchemaUnifier
+from batchinfer.dataset.jsonl_source import JSONL_ID_COLUMN, JSONL_SCHEMA
+from batchinfer.dataset.listing import find_files
+from batchinfer.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import pyarrow as pa
+    from batchinfer.dataset.input_file import Inspection
 
-
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """One input file. ``first_row`` is the global index of its first row; ``digest`` is hex over its content's ends."""
-
-    path: str
-    format: str
-    num_rows: int
-    first_row: int
-    size: int
-    mtime_ns: int
-    digest: str
+_FINGERPRINT_VERSION = 1
+_INSPECTING_THREADS = 8
+_MAX_NAMED = 10
 
 
 class InputSource:
@@ -30,12 +31,19 @@ class InputSource:
     A row's index is global, 0-based, int64. Memory stays bounded whatever the files' size.
     """
 
-    files: tuple[InputFile, ...]
-    schema: pa.Schema
-    """Canonical schema over all files: text is ``large_string``, everything else as in the files."""
-    num_rows: int
-    warnings: tuple[str, ...]
-    """One sentence each, for people: huge row groups, columns missing in some files, ..."""
+    def __init__(
+        self, files: Sequence[InputFile], schema: pa.Schema, *, limit: int | None = None, warnings: Sequence[str] = ()
+    ) -> None:
+        """Use :meth:`open` or :meth:`reopen`."""
+        self.files = tuple(files)
+        self.schema = schema
+        """Canonical schema over all files: top-level text is ``large_string``, everything else as in the files."""
+        total = files[-1].first_row + files[-1].num_rows if files else 0
+        self.num_rows: int = total if limit is None else min(total, limit)
+        self.warnings = tuple(warnings)
+        """One sentence each, for people: huge row groups, columns missing in some files, ..."""
+        self._limit = limit
+        self._checked: set[str] = set()
 
     @classmethod
     def open(cls, inputs: Sequence[str], limit: int | None = None) -> InputSource:
@@ -45,7 +53,26 @@ class InputSource:
             InputError: nothing found; files that cannot be read (all are named); duplicate column names; types that
                 do not fit together; malformed JSONL lines (with line numbers).
         """
-        raise NotImplementedError
+        listing = find_files(inputs)
+        warnings = list(listing.warnings)
+        with ThreadPoolExecutor(_INSPECTING_THREADS) as pool:
+            inspections = list(pool.map(inspect_file, listing.files))
+        bad = [inspection for inspection in inspections if inspection.problem is not None]
+        if bad:
+            more = f" (and {len(bad) - _MAX_NAMED} more files)" if len(bad) > _MAX_NAMED else ""
+            first = bad[0].problem
+            code = first.code if len(bad) == 1 and first is not None else None
+            raise InputError("; ".join(str(one.problem) for one in bad[:_MAX_NAMED]) + more, param="inputs", code=code)
+        schema = _unified_schema(inspections, warnings)
+        files: list[InputFile] = []
+        for inspection in inspections:
+            warnings += inspection.warnings
+            files.append(inspection.file(files[-1].end_row if files else 0))
+        source = cls(files, schema, limit=limit, warnings=warnings)
+        if source.num_rows == 0:
+            source.warnings += ("The input has no rows.",)
+        source._checked.update(file.path for file in files)
+        return source
 
     @classmethod
     def reopen(cls, fingerprint: Mapping[str, Any]) -> InputSource:
@@ -56,19 +83,38 @@ class InputSource:
         Raises:
             InputError: code ``input_changed`` (also while iterating).
         """
-        raise NotImplementedError
+        if fingerprint.get("version") != _FINGERPRINT_VERSION:
+            raise InputError("the job's input fingerprint was written by another version of batchinfer")
+        files = [InputFile.from_json(entry) for entry in fingerprint["files"]]
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fingerprint["schema"])))
+        return cls(files, schema, limit=fingerprint["limit"])
 
     def fingerprint(self) -> dict[str, Any]:
         """Identity of the input, JSON-able; enough for :meth:`reopen`."""
-        raise NotImplementedError
+        return {
+            "version": _FINGERPRINT_VERSION,
+            "limit": self._limit,
+            "num_rows": self.num_rows,
+            "schema": base64.b64encode(self.schema.serialize()).decode(),
+            "files": [file.to_json() for file in self.files],
+        }
 
-    def verify_unchanged(self, fingerprint: Mapping[str, Any]) -> None:
-        """Check this input against an earlier fingerprint.
+    def verify_unchanged(self, fingerprint: Mapping[str, Any] | None = None) -> None:
+        """Check the files as they are now against an earlier fingerprint, or against what this source was opened with.
 
         Raises:
             InputError: code ``input_changed``, naming the file.
         """
-        raise NotImplementedError
+        files = self.files if fingerprint is None else [InputFile.from_json(entry) for entry in fingerprint["files"]]
+        if [file.path for file in files] != [file.path for file in self.files]:
+            raise InputError("the list of input files changed; submit it as a new job", code="input_changed")
+        for file in files:
+            file.check_unchanged()
+
+    @property
+    def default_id_column(self) -> str | None:
+        """The column that must be unique by the format's own rule: ``custom_id`` of JSONL, none of Parquet."""
+        return JSONL_ID_COLUMN if self.files and self.files[0].format == "jsonl" else None
 
     def iter_batches(
         self,
@@ -80,12 +126,50 @@ class InputSource:
         """Yield ``(index of the batch's first row, batch)`` over the half-open range; at most ``batch_rows`` rows each.
 
         ``columns`` projects and orders; None is all. Batches have exactly the types of :attr:`schema`.
+
+        Raises:
+            InputError: no such column; a damaged file; code ``input_changed``.
         """
-        raise NotImplementedError
+        schema = self._projection(columns)
+        stop = self.num_rows if row_end is None else min(row_end, self.num_rows)
+        for file in self.files:
+            begin, end = max(row_start, file.first_row), min(stop, file.end_row)
+            if begin >= end:
+                continue
+            if file.path not in self._checked:
+                file.check_unchanged()
+                self._checked.add(file.path)
+            with open_reader(file) as reader:
+                position = begin
+                local = (begin - file.first_row, end - file.first_row)
+                for batch in reader.iter_batches(*local, schema.names, batch_rows):
+                    yield position, conform(batch, schema, file.path)
+                    position += batch.num_rows
+            if position != end:
+                raise InputError(f"{file.path} ends {end - position} rows early", code="input_changed")
+
+    def _projection(self, columns: Sequence[str] | None) -> pa.Schema:
+        if columns is None:
+            return self.schema
+        self._require(columns)
+        return pa.schema([self.schema.field(name) for name in columns])
+
+    def _require(self, columns: Sequence[str]) -> None:
+        missing = [name for name in columns if name not in self.schema.names]
+        if missing:
+            names = ", ".join(self.schema.names)
+            raise InputError(f"the input has no column {', '.join(map(repr, missing))}; it has: {names}")
 
     def token_weights(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, int, int]]:
         """Yield ``(row_start, row_end, approximate bytes of the columns)`` per row group, in order, covering all rows."""
-        raise NotImplementedError
+        for file in self.files:
+            position = file.first_row
+            for rows, num_bytes in file.weights(columns):
+                if position >= self.num_rows:
+                    return
+                end = min(position + rows, self.num_rows)
+                yield position, end, num_bytes * (end - position) // rows
+                position += rows
 
     def check_ids(self, column: str) -> None:
         """Check that a column's values are unique and not null, in bounded memory.
@@ -93,4 +177,36 @@ class InputSource:
         Raises:
             InputError: no such column; code ``duplicate_id`` with both row numbers; code ``null_id`` with the row.
         """
-        raise NotImplementedError
+        self._require([column])
+        check_unique(self.iter_batches(columns=[column], batch_rows=8192), column, self.num_rows)
+
+
+def _unified_schema(inspections: Sequence[Inspection], warnings: list[str]) -> pa.Schema:
+    if all(inspection.schema is None for inspection in inspections):
+        return JSONL_SCHEMA
+    unifier = SchemaUnifier()
+    for inspection in inspections:
+        unifier.add(inspection.path, inspection.schema)
+    if missing := unifier.missing():
+        warnings.append(f"Some files lack the column(s) {', '.join(map(repr, missing))}; their rows hold null there.")
+    return unifier.schema()
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.RecordBatch:
+    """Select, order and cast a file's columns to the canonical schema; a column that the file lacks is null.
+
+    Raises:
+        InputError: a value does not fit.
+    """
+    arrays = []
+    for field in schema:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        column = batch.column(index)
+        try:
+            arrays.append(column if column.type.equals(field.type, check_metadata=True) else column.cast(field.type))
+        except pa.ArrowException as error:
+            raise InputError(f"column {field.name!r} of {path} does not become {field.type}: {error}") from None
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -68,8 +68,9 @@ def plan_job(spec: JobSpec) -> JobPlan:
     source = InputSource.open(spec.inputs, spec.limit)
     ResultSchema(source.schema, spec.column_prefix, include_token_ids=spec.include_token_ids)
     reader = RowReader(prompt_config(spec), source.schema)
-    if spec.id_column is not None:
-        source.check_ids(spec.id_column)
+    id_column = spec.id_column or source.default_id_column
+    if id_column is not None:
+        source.check_ids(id_column)
     return JobPlan(
         num_rows=source.num_rows,
         fingerprint=source.fingerprint(),

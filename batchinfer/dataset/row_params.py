@@ -1,0 +1,145 @@
+"""Sampling parameters of one row: the job's, overridden by columns or by a request's body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pydantic import ValidationError
+
+from batchinfer.dataset.input_schema import is_text, logical_type
+from batchinfer.dataset.nulls import failure
+from batchinfer.dataset.values import value_at
+from batchinfer.sampling_params import SamplingParams
+from batchinfer.types import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+STRUCT_COLUMNS = ("sampling_params", "params")
+ALIASES = {"max_completion_tokens": "max_tokens"}
+_CACHE_SIZE = 1024
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_list(kind: pa.DataType, is_item: Callable[[pa.DataType], bool]) -> bool:
+    is_any_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_any_list and is_item(logical_type(kind.value_type))
+
+
+def _is_text_or_list(kind: pa.DataType) -> bool:
+    return is_text(kind) or _is_list(kind, is_text)
+
+
+def _is_integer_list(kind: pa.DataType) -> bool:
+    return _is_list(kind, pa.types.is_integer)
+
+
+# Whole-number parameters may be in a float column too: that is what pandas makes of integers with gaps.
+_MATCHES: dict[str, Callable[[pa.DataType], bool]] = {
+    **dict.fromkeys(SamplingParams.model_fields, _is_number),
+    "stop": _is_text_or_list,
+    "stop_token_ids": _is_integer_list,
+    "ignore_eos": pa.types.is_boolean,
+}
+
+
+def _parameter(name: str) -> str | None:
+    name = ALIASES.get(name, name)
+    return name if name in _MATCHES else None
+
+
+class ParamReader:
+    """Knows which columns override parameters.
+
+    A column counts if it is named like a parameter, its type can hold one, and the prompt does not use it (a template
+    over weather data may well have a ``temperature``). A struct column ``sampling_params`` or ``params`` counts if each
+    of its fields does; its values win over single columns.
+    """
+
+    def __init__(self, schema: pa.Schema, defaults: SamplingParams, used_by_prompt: Collection[str]) -> None:
+        self._defaults = defaults
+        self._base = defaults.model_dump()
+        self._cache: dict[tuple[tuple[str, Any], ...], SamplingParams] = {}
+        self._single: dict[str, str] = {}
+        self._structs: list[str] = []
+        warnings = []
+        for field in schema:
+            if field.name in used_by_prompt or not _looks_like_params(field):
+                continue
+            if _fits(field):
+                self._add(field)
+            else:
+                warnings.append(
+                    f"Column {field.name!r} ({field.type}) cannot hold sampling parameters and is not used."
+                )
+        self.columns = (*self._single, *self._structs)
+        if self.columns:
+            warnings.append(f"Sampling parameters come from the column(s) {', '.join(map(repr, self.columns))}.")
+        self.warnings = tuple(warnings)
+
+    def _add(self, field: pa.Field) -> None:
+        name = _parameter(field.name)
+        if name is None:
+            self._structs.append(field.name)
+        else:
+            self._single[field.name] = name
+
+    def read(self, values: Mapping[str, list[Any]], position: int, overrides: Mapping[str, Any]) -> SamplingParams:
+        """Parameters of one row; ``overrides`` (of a request's body) win over columns. A null is no override.
+
+        Raises:
+            RowFailure: ``invalid_params``, naming the parameter, the value and the rule.
+        """
+        if not self.columns and not overrides:
+            return self._defaults
+        chosen = {name: value_at(values, column, position) for column, name in self._single.items()}
+        for column in self._structs:
+            entries = (value_at(values, column, position) or {}).items()
+            chosen |= {ALIASES.get(name, name): value for name, value in entries if value is not None}
+        chosen |= overrides
+        return self._build({name: value for name, value in chosen.items() if value is not None})
+
+    def _build(self, chosen: dict[str, Any]) -> SamplingParams:
+        key = tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in sorted(chosen.items()))
+        try:
+            known = self._cache.get(key)
+        except TypeError:  # a nested value from JSON cannot be a key, nor be valid
+            known = None
+        if known is not None:
+            return known
+        params = self._validated(chosen)
+        if len(self._cache) < _CACHE_SIZE:
+            self._cache[key] = params
+        return params
+
+    def _validated(self, chosen: dict[str, Any]) -> SamplingParams:
+        try:
+            return SamplingParams(**{**self._base, **chosen})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "sampling parameters"
+            given = f" (got {first['input']!r:.80})" if first["loc"] else ""
+            raise failure(ErrorCode.INVALID_PARAMS, f"{where}: {first['msg']}{given}") from None
+
+
+def _looks_like_params(field: pa.Field) -> bool:
+    """By its name; a struct column also needs one field named like a parameter."""
+    if _parameter(field.name):
+        return True
+    return (
+        field.name in STRUCT_COLUMNS
+        and pa.types.is_struct(field.type)
+        and any(_parameter(child.name) for child in field.type)
+    )
+
+
+def _fits(field: pa.Field) -> bool:
+    kind = logical_type(field.type)
+    name = _parameter(field.name)
+    if name is not None:
+        return bool(pa.types.is_null(kind) or _MATCHES[name](kind))
+    return all(_parameter(child.name) is not None and _fits(child) for child in kind)

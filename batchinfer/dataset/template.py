@@ -1,0 +1,184 @@
+"""A sandboxed Jinja2 template over the row's columns."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import pyarrow as pa
+from jinja2 import meta, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from batchinfer.dataset.input_schema import logical_type
+from batchinfer.dataset.nulls import OnNull, RowSkipped, failure, template_null
+from batchinfer.dataset.values import as_text, value_at
+from batchinfer.errors import InputError, InvalidSpecError, RowFailure
+from batchinfer.types import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_OUTPUT_CHARS = 8 << 20
+_MAX_INTEGER_BITS = 4096
+_ROW = "row"
+_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
+# Each of these makes a string of any size in one call, past the output limit.
+_PADDING_METHODS = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map"})
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with the operators that can exhaust memory in one step held back."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        size = 0
+        if operator == "*":
+            size = _product_size(left, right)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            size = MAX_OUTPUT_CHARS * (left.bit_length() * max(right, 0) > _MAX_INTEGER_BITS) * 2
+        elif operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
+            size = MAX_OUTPUT_CHARS + 1
+        if size > MAX_OUTPUT_CHARS:
+            raise jinja2.TemplateRuntimeError(f"{operator} makes a value that is too large")
+        return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, str | bytes) and attr in _PADDING_METHODS:
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+
+def _product_size(left: Any, right: Any) -> int:
+    for repeated, times in ((left, right), (right, left)):
+        if isinstance(repeated, str | bytes | list | tuple) and isinstance(times, int):
+            return len(repeated) * max(times, 0)
+    return 0
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Plain JSON: Jinja's own filter escapes for HTML, which a prompt is not."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=_json_default)
+
+
+def _json_default(value: Any) -> Any:
+    if isinstance(value, jinja2.Undefined):
+        return None
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(undefined=jinja2.StrictUndefined, autoescape=False)  # a prompt is no HTML
+    environment.filters["tojson"] = _to_json
+    environment.tests["none"] = lambda value: value is None or value == None  # noqa: E711 -- a Null equals None
+    for name in ("lipsum", "cycler", "joiner"):
+        environment.globals.pop(name, None)
+    return environment
+
+
+class PromptTemplate:
+    """A compiled template, checked against the input's columns.
+
+    Columns are variables; a name that is no identifier is reached as ``row["my column"]``. A null counts as undefined:
+    ``{% if x %}``, ``x is none``, ``x is defined`` and ``default`` see it; printing it is a null field (see
+    :class:`~batchinfer.dataset.nulls.StrictNull`).
+
+    Raises:
+        InvalidSpecError: wrong syntax, or a template that includes others.
+        InputError: it names columns that do not exist; the message lists those that do.
+    """
+
+    def __init__(self, source: str, schema: pa.Schema, on_null: OnNull) -> None:
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise InvalidSpecError(f"template, line {error.lineno}: {error.message}", param="template") from None
+        if any(True for _ in meta.find_referenced_templates(tree)):
+            raise InvalidSpecError("a template cannot include, import or extend another", param="template")
+        self._on_null = on_null
+        self.columns = _columns_of(tree, schema, set(environment.globals))
+        self._types = {name: logical_type(schema.field(name).type) for name in self.columns}
+        self._has_row = _ROW not in schema.names
+
+    def render(self, values: Mapping[str, list[Any]], position: int) -> str:
+        """Text of one row.
+
+        Raises:
+            RowFailure: ``null_field``, ``template_error`` or ``invalid_encoding``.
+            RowSkipped: a null that the row needs, under ``skip``.
+        """
+        context = {name: self._value(value_at(values, name, position), name) for name in self.columns}
+        if self._has_row:
+            context[_ROW] = dict(context)
+        try:
+            return self._generate(context)
+        except (RowFailure, RowSkipped):
+            raise
+        except Exception as error:  # noqa: BLE001 -- a template may raise anything; its row fails, the job goes on
+            raise failure(ErrorCode.TEMPLATE_ERROR, f"{type(error).__name__}: {error}"[:500]) from None
+
+    def _generate(self, context: dict[str, Any]) -> str:
+        """Piece by piece, so that a loop cannot fill the memory."""
+        pieces, size = [], 0
+        for piece in self._template.generate(context):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_OUTPUT_CHARS:
+                raise failure(ErrorCode.TEMPLATE_ERROR, f"the text is longer than {MAX_OUTPUT_CHARS:,} characters")
+        return "".join(pieces)
+
+    def _value(self, value: Any, name: str) -> Any:
+        return _template_value(value, self._types[name], name, self._on_null)
+
+
+def _columns_of(tree: nodes.Template, schema: pa.Schema, globals_: set[str]) -> tuple[str, ...]:
+    """Columns that the template uses, in the schema's order."""
+    names = set(schema.names)
+    used = meta.find_undeclared_variables(tree)
+    if _ROW in used and _ROW not in names:
+        used = (used - {_ROW}) | _columns_of_row(tree, names)
+    unknown = sorted(used - names - globals_)
+    if unknown:
+        raise InputError(
+            f"the template uses {', '.join(map(repr, unknown))}, but the input has no such column; "
+            f"it has: {', '.join(schema.names)}",
+            param="template",
+        )
+    return tuple(name for name in schema.names if name in used)
+
+
+def _columns_of_row(tree: nodes.Template, names: set[str]) -> set[str]:
+    """Columns that are reached as ``row[...]``: the constant ones, or all where ``row`` is used in any other way."""
+    found: set[str] = set()
+    num_constant = 0
+    keys: list[tuple[nodes.Expr, Any]] = [(node.node, node.attr) for node in tree.find_all(nodes.Getattr)]
+    keys += [(node.node, getattr(node.arg, "value", None)) for node in tree.find_all(nodes.Getitem)]
+    for owner, key in keys:
+        if isinstance(owner, nodes.Name) and owner.name == _ROW and isinstance(key, str):
+            found.add(key)
+            num_constant += 1
+    num_names = sum(node.name == _ROW for node in tree.find_all(nodes.Name))
+    return found if num_names == num_constant else found | names
+
+
+def _template_value(value: Any, kind: pa.DataType, path: str, on_null: OnNull) -> Any:
+    """A value as templates see it: maps are dicts, bytes are text, nulls at any depth are :class:`Null`."""
+    if value is None:
+        return template_null(on_null, path)
+    if isinstance(value, bytes):
+        return as_text(value, path)
+    if pa.types.is_struct(kind):
+        return {f.name: _template_value(value[f.name], logical_type(f.type), f"{path}.{f.name}", on_null) for f in kind}
+    if pa.types.is_map(kind):
+        key, item = logical_type(kind.key_type), logical_type(kind.item_type)
+        return {
+            _template_value(k, key, path, on_null): _template_value(v, item, f"{path}.{k}", on_null) for k, v in value
+        }
+    if pa.types.is_nested(kind):
+        item = logical_type(kind.value_type)
+        return [_template_value(v, item, f"{path}[{i}]", on_null) for i, v in enumerate(value)]
+    return value

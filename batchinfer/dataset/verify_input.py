@@ -1,0 +1,88 @@
+"""The input's own columns in the output, compared row by row with the input."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from batchinfer.dataset.parquet_source import ParquetReader
+from batchinfer.dataset.source import InputSource, conform
+from batchinfer.dataset.text import repair_utf8
+from batchinfer.errors import InputError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from batchinfer.dataset.filesystem import Location
+    from batchinfer.dataset.manifest import Manifest, ManifestFile
+
+_BATCH_ROWS = 4096
+_MAX_NAMED = 5
+
+
+def compare_with_input(manifest: Manifest, files: Sequence[tuple[ManifestFile, Location]]) -> tuple[bool, list[str]]:
+    """Compare files whose rows are all there with the input; ``(False, [])`` if the input is gone or has changed."""
+    try:
+        source = InputSource.reopen(manifest.input_fingerprint)
+        source.verify_unchanged()
+    except (UserError, KeyError, OSError):
+        return False, []
+    problems: list[str] = []
+    for entry, where in files:
+        try:
+            problems += _compare_file(source, entry, where)
+        except InputError as error:
+            problems.append(error.message)
+    return True, problems
+
+
+def _compare_file(source: InputSource, entry: ManifestFile, where: Location) -> Iterator[str]:
+    """One sentence for each column that differs, naming the first rows."""
+    different: dict[str, list[int]] = {}
+    with ParquetReader(where) as reader:
+        absent = [name for name in source.schema.names if name not in reader.schema.names]
+        if absent:
+            yield f"{entry.name} has lost the input's column(s) {', '.join(absent)}"
+            return
+        for start, batch in source.iter_batches(entry.row_start, entry.row_end, batch_rows=_BATCH_ROWS):
+            position = start - entry.row_start
+            pieces = reader.iter_batches(position, position + batch.num_rows, source.schema.names, _BATCH_ROWS)
+            found = pa.Table.from_batches([conform(piece, source.schema, where.uri) for piece in pieces], source.schema)
+            for name, ours, theirs in zip(
+                source.schema.names, batch.columns, found.combine_chunks().columns, strict=True
+            ):
+                rows = _different_rows(ours, theirs.combine_chunks())
+                different.setdefault(name, []).extend(start + row for row in rows)
+    for name, rows in different.items():
+        if rows:
+            shown = ", ".join(map(str, rows[:_MAX_NAMED]))
+            yield f"{entry.name}: column {name!r} is not the input's in {len(rows)} row(s): {shown}"
+
+
+def _different_rows(ours: pa.Array, theirs: pa.Array) -> list[int]:
+    if ours.equals(theirs):
+        return []
+    # Arrow says "different" for NaN, for other dictionaries of equal values and for text that had to be repaired.
+    left, right = _values(repair_utf8(ours)[0]), _values(repair_utf8(theirs)[0])
+    return [row for row, (a, b) in enumerate(zip(left, right, strict=True)) if not _same(a, b)]
+
+
+def _values(array: pa.Array) -> list[Any]:
+    try:
+        values: list[Any] = array.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException):
+        # Times that Python cannot hold: their text is as exact.
+        return [str(scalar.value) if hasattr(scalar, "value") else str(scalar) for scalar in array]
+    return values
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, float) and isinstance(right, float):
+        return left == right or (math.isnan(left) and math.isnan(right))
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    return bool(left == right)
