@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from batchinfer.errors import ModelError
+from batchinfer.models.reason import reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,8 +68,7 @@ def load_folder_model(
     except ModelError:
         raise
     except Exception as error:  # transformers raises whatever its many readers raise
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ModelError(f"the model in {folder} cannot be loaded: {reason}") from error
+        raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"{folder} lacks {len(missing)} weights, such as {missing[0]}: download it again")
     return model.to(device)

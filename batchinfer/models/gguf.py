@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from batchinfer.errors import ModelError
 from batchinfer.models.gguf_config import hf_config_fields
+from batchinfer.models.reason import reason
 
 if TYPE_CHECKING:
     from batchinfer.models.gguf_file import GgufFile
@@ -27,7 +28,18 @@ def load_gguf_model(file: GgufFile, *, attn_implementation: str, dtype: torch.dt
         ModelError: the architecture is not supported, or the file's tensors are not those of its architecture.
     """
     fields = hf_config_fields(file)
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    try:
+        model = _build(file, fields, attn_implementation, dtype)
+    except ModelError:
+        raise
+    except Exception as error:  # transformers raises whatever its many checks raise
+        raise ModelError(f"the model in {file.path} cannot be loaded: {reason(error)}") from error
+    _divide_rope_frequencies(model, file)
+    return model.to(device)
+
+
+def _build(file: GgufFile, fields: dict[str, Any], attn_implementation: str, dtype: torch.dtype) -> Any:
+    config = AutoConfig.for_model(**fields)
     causal_lm: Any = AutoModelForCausalLM  # its annotations are incomplete
     with torch.device("meta"):
         skeleton = causal_lm.from_config(config)
@@ -36,11 +48,9 @@ def load_gguf_model(file: GgufFile, *, attn_implementation: str, dtype: torch.dt
     if missing:
         raise ModelError(f"{file.path} lacks {len(missing)} tensors, such as {missing[0]}: download it again")
     state = {hf_name: LazyTensor(file, name, config) for hf_name, name in names.items()}
-    model = type(skeleton).from_pretrained(
+    return type(skeleton).from_pretrained(
         None, config=config, state_dict=state, attn_implementation=attn_implementation, dtype=dtype
     )
-    _divide_rope_frequencies(model, file)
-    return model.to(device)
 
 
 class LazyTensor:

@@ -41,11 +41,21 @@ def hf_config_fields(file: GgufFile) -> dict[str, Any]:
             f"{file.path}: GGUF files of the architecture {architecture!r} are not supported, only "
             f"{', '.join(sorted(MODEL_TYPES))}; take the model's safetensors folder instead"
         )
+    _check_layers(file)
     fields = _common_fields(file)
     if architecture.startswith("gemma"):
         fields |= _gemma_fields(file, fields)
-    # what the file does not state is the family's default
-    return {key: value for key, value in fields.items() if value is not None}
+    # what the file does not state is the family's default, but for tokens: those belong to one vocabulary
+    tokens = {f"{name}_token_id": file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+    return {key: value for key, value in fields.items() if value is not None} | tokens | {"pad_token_id": None}
+
+
+def _check_layers(file: GgufFile) -> None:
+    """Refuse a number of layers that the tensors do not bear out, before a model of that many layers is built."""
+    stated = _required(file, "block_count")
+    found = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
+    if stated != found:
+        raise ModelError(f"{file.path} states {stated} layers and has tensors of {found}: download it again")
 
 
 def _common_fields(file: GgufFile) -> dict[str, Any]:
@@ -65,8 +75,6 @@ def _common_fields(file: GgufFile) -> dict[str, Any]:
         "sliding_window": file.get("attention.sliding_window"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
     }
 
 

@@ -127,6 +127,8 @@ class _Cursor:
         if kind != _ARRAY:
             raise ValueError(f"unknown value type {kind}")
         element, count = self.scalar("I"), self.scalar("Q")
+        if element == _ARRAY:
+            raise ValueError("a list of lists, which no model uses")
         if count > len(self._data):
             raise ValueError("a list runs past the end of the file")
         if element in _SCALARS:
@@ -146,6 +148,8 @@ def _read_header(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorEntry
         metadata[key] = cursor.value(cursor.scalar("I"))
     table = [_read_tensor_info(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"alignment {alignment!r}")
     start = -(-cursor.position // alignment) * alignment
     return metadata, {name: _entry(name, shape, kind, start + offset) for name, shape, kind, offset in table}
 
@@ -159,6 +163,6 @@ def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _entry(name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorEntry:
     known = gguf.GGMLQuantizationType(kind)
     block, size = gguf.GGML_QUANT_SIZES[known]
-    if not shape or shape[-1] % block:
+    if not shape or not all(shape) or shape[-1] % block:
         raise ValueError(f"tensor {name} of shape {shape} does not divide into blocks of {block}")
     return TensorEntry(name, shape, known, offset, math.prod(shape) // block * size)

@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from batchinfer.errors import ModelError
+from batchinfer.models.reason import reason
 
 if TYPE_CHECKING:
     from batchinfer.models.gguf_file import GgufFile
@@ -34,7 +35,7 @@ def load_folder_tokenizer(folder: Path) -> Any:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever its many readers raise
-        raise ModelError(f"{folder} has no tokenizer that can be read ({_first_line(error)})") from error
+        raise ModelError(f"{folder} has no tokenizer that can be read ({reason(error)})") from error
     return _ready(tokenizer, folder)
 
 
@@ -68,7 +69,7 @@ def _convert(file: GgufFile) -> Any:
         )
     except Exception as error:  # transformers raises whatever its many readers raise
         raise ModelError(
-            f"{file.path}: its tokenizer cannot be converted ({_first_line(error)}); take the safetensors folder"
+            f"{file.path}: its tokenizer cannot be converted ({reason(error)}); take the safetensors folder"
         ) from error
     if file.metadata.get("tokenizer.ggml.pre") in SINGLE_DIGITS:
         backend = tokenizer.backend_tokenizer
@@ -98,7 +99,3 @@ def _ready(tokenizer: Any, source: Path) -> Any:
     backend.no_truncation()
     backend.no_padding()
     return tokenizer
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
