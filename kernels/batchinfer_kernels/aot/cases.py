@@ -1,0 +1,68 @@
+"""Launches of every kernel at production sizes, on meta tensors, and what their code must contain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from batchinfer_kernels import act_and_mul, quantize, rms_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BF16 = torch.bfloat16
+F32 = torch.float32
+I8 = torch.int8
+I32 = torch.int32
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call of a launcher. ``expect`` are patterns that the PTX for an architecture (0: every one) must contain.
+
+    Every kernel must load vectors, and may load numbers of one or two bytes one at a time only where ``max_narrow_loads``
+    says so.
+    """
+
+    name: str
+    run: Callable[[], object]
+    expect: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    max_scalar_loads_in_loops: int = 0
+    max_narrow_loads: int = 0
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    """A tensor without memory."""
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def rows_cases() -> list[Case]:
+    """Norms, activations and quantisation: the sizes of SmolLM2-135M, Llama 8B and 70B."""
+    found = []
+    for n in (576, 4096, 8192):
+        x, weight = meta(64, n), meta(n)
+        smoothing = meta(n, dtype=F32)
+        found += [
+            Case(f"rms_norm {n}", partial(rms_norm.rms_norm, x, weight, 1e-5)),
+            Case(
+                f"rms_norm {n}, residual, rotation, int8",
+                partial(rms_norm.rms_norm_quantize, x, weight, 1e-5, residual=x, smoothing=smoothing, rotation=64),
+            ),
+        ]
+    x = meta(64, 2 * 14336)
+    found += [
+        Case("silu_and_mul 14336", partial(act_and_mul.act_and_mul, x, "silu")),
+        Case("silu_and_mul 14336, rotation, int8", partial(act_and_mul.act_and_mul_quantize, x, "silu", rotation=64)),
+        Case("gelu_and_mul 14336, int8", partial(act_and_mul.act_and_mul_quantize, x, "gelu")),
+        Case("quantize_rows 4096", partial(quantize.quantize_rows, meta(64, 4096))),
+        Case("quantize_rows 4096, rotation", partial(quantize.quantize_rows, meta(64, 4096), rotation=64)),
+    ]
+    return found
+
+
+def all_cases() -> list[Case]:
+    """Every case of the gate."""
+    return rows_cases()

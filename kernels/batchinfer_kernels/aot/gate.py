@@ -1,0 +1,74 @@
+"""The gate: compile the cases, judge their code, write the table."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from batchinfer_kernels.aot.capture import captured_launches
+from batchinfer_kernels.aot.cases import all_cases
+from batchinfer_kernels.aot.report import CodeReport, inspect_launch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from batchinfer_kernels.aot.cases import Case
+
+TABLE_HEAD = """# Kernels, as compiled
+
+Written by `python -m batchinfer_kernels.aot --write docs/kernels.md`, which runs each launcher on meta tensors and
+compiles what it would launch; no GPU takes part. Registers are a thread's, shared memory is a program's, occupancy is the
+share of an SM's warps that registers and shared memory allow. No kernel spills. Narrow loads are loads of one or two
+bytes. Nothing here says how fast a kernel runs.
+
+| case | kernel | arch | warps | registers | shared KiB | occupancy | vector / narrow / async loads | matrix instructions |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def compile_case(case: Case, arch: int) -> list[CodeReport]:
+    """The kernels that a case launches, compiled for ``sm_<arch>``."""
+    with captured_launches(arch) as launched:
+        case.run()
+    return [inspect_launch(one, arch) for one in launched]
+
+
+def failures_of(case: Case, arch: int, reports: list[CodeReport]) -> list[str]:
+    """What is wrong with a case's code; empty if nothing is."""
+    found = []
+    for report in reports:
+        found += [f"{report.kernel}: {failure}" for failure in report.failures()]
+        if report.scalar_loads_in_loops > case.max_scalar_loads_in_loops:
+            found.append(f"{report.kernel}: {report.scalar_loads_in_loops} scalar loads in loops")
+        if report.narrow_loads > case.max_narrow_loads:
+            found.append(f"{report.kernel}: {report.narrow_loads} loads of one or two bytes")
+        if not report.vector_loads + report.async_copies:
+            found.append(f"{report.kernel}: no vector loads")
+    ptx = "\n".join(report.ptx for report in reports)
+    patterns = (*case.expect.get(0, ()), *case.expect.get(arch, ()))
+    found += [f"its code lacks {pattern}" for pattern in patterns if not re.search(pattern, ptx)]
+    return [f"{case.name} on sm_{arch}: {failure}" for failure in found]
+
+
+def judge(name: str, arch: int) -> tuple[str, list[CodeReport], list[str]]:
+    """The case's name, its kernels and its failures; an exception of the launcher or the compiler is a failure."""
+    case = next(case for case in all_cases() if case.name == name)
+    try:
+        reports = compile_case(case, arch)
+    except Exception as error:  # noqa: BLE001 -- whatever the compiler dislikes is a finding, and the rest goes on
+        return name, [], [f"{name} on sm_{arch}: {type(error).__name__}: {str(error)[:2000]}"]
+    return name, reports, failures_of(case, arch, reports)
+
+
+def table_row(case: str, r: CodeReport) -> str:
+    """One line of the page."""
+    return (
+        f"| {case} | {r.kernel} | sm_{r.arch} | {r.num_warps} | {r.registers} | {r.shared_bytes / 1024:.1f} "
+        f"| {r.occupancy:.0%} | {r.vector_loads} / {r.narrow_loads} / {r.async_copies} "
+        f"| {', '.join(r.matrix_instructions) or '-'} |"
+    )
+
+
+def table(rows: Iterable[tuple[str, CodeReport]]) -> str:
+    """The page of all (case name, report)."""
+    return TABLE_HEAD + "".join(table_row(*row) + "\n" for row in rows)
