@@ -11,7 +11,6 @@ from batchinfer.errors import ModelError
 from batchinfer.models.reason import reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -37,36 +36,46 @@ def check_folder(folder: Path) -> list[Path]:
     return [*folder.glob("*.json"), *weights]
 
 
-def load_folder_model(
-    folder: Path,
-    *,
-    attn_implementation: str,
-    dtype: Callable[[torch.dtype | None], torch.dtype],
-    device: torch.device,
-) -> Any:
-    """The model of ``folder``; ``dtype`` chooses the type to run in from the one the config states.
-
-    Weights are read tensor by tensor, never as a second copy of the model.
+def read_config(folder: Path) -> Any:
+    """The transformers config of a model's folder.
 
     Raises:
-        ModelError: the architecture is unknown, needs code of its own, or weights are missing or misshapen.
+        ModelError: it cannot be read, or its architecture is unknown or needs code of its own.
     """
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        own = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
-        causal_lm: Any = AutoModelForCausalLM  # its annotations are incomplete
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises whatever its many checks raise
+        raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
+
+
+def own_dtype(config: Any) -> torch.dtype:
+    """The type that a config states for its weights; float32 where it states none."""
+    for part in (config, config.get_text_config()):
+        if isinstance(dtype := getattr(part, "dtype", None), torch.dtype):
+            return dtype
+    return torch.float32
+
+
+def load_folder_model(
+    folder: Path, config: Any, *, attn_implementation: str, dtype: torch.dtype, device: torch.device
+) -> Any:
+    """The model of ``folder`` in ``dtype`` on ``device``; weights are read tensor by tensor, never as a second copy.
+
+    Raises:
+        ModelError: the architecture is no decoder that is known, or weights are missing or misshapen.
+    """
+    causal_lm: Any = AutoModelForCausalLM  # its annotations are incomplete
+    try:
         model, report = causal_lm.from_pretrained(
             folder,
             config=config,
-            dtype=dtype(own if isinstance(own, torch.dtype) else None),
+            dtype=dtype,
             attn_implementation=attn_implementation,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except ModelError:
-        raise
     except Exception as error:  # transformers raises whatever its many readers raise
         raise ModelError(f"the model in {folder} cannot be loaded: {reason(error)}") from error
     if missing := sorted(report["missing_keys"]):

@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from batchinfer.errors import ModelError
 from batchinfer.models.fingerprint import fingerprint
-from batchinfer.models.folder import check_folder, load_folder_model
+from batchinfer.models.folder import check_folder, load_folder_model, own_dtype, read_config
 from batchinfer.models.gguf import load_gguf_model
 from batchinfer.models.gguf_file import GgufFile
 from batchinfer.models.hub import download, is_hub_id
@@ -117,13 +117,11 @@ def _load_folder(
     config: ModelSource, folder: Path, attn_implementation: str, device: torch.device, revision: str | None
 ) -> LoadedModel:
     files = check_folder(folder)
+    # what can fail fast goes before the weights
+    hf_config = read_config(folder)
     tokenizer = load_folder_tokenizer(folder)
-    model = load_folder_model(
-        folder,
-        attn_implementation=attn_implementation,
-        dtype=lambda own: _dtype(config.dtype, device, own or torch.float32),
-        device=device,
-    )
+    dtype = _dtype(config.dtype, device, own_dtype(hf_config))
+    model = load_folder_model(folder, hf_config, attn_implementation=attn_implementation, dtype=dtype, device=device)
     return _loaded(
         config,
         model,
