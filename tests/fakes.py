@@ -2,9 +2,11 @@
 
 A prompt is answered by its words in reverse order. Words of the prompt make it misbehave:
 
-- ``CRASH`` ends the process with ``os._exit(13)`` when the row runs; ``SEGFAULT`` with that signal
+- ``CRASH`` ends the process with ``os._exit(13)`` when the row runs; ``SEGFAULT`` with that signal; ``CRASH-ONCE`` does
+  so only where the file named by ``CRASH_FILE`` in the environment does not exist, and makes it
 - ``HANG`` blocks a step for ever; ``SPIN`` never ends, though steps go on; ``RAISE`` breaks the engine as a whole
 - ``ERROR`` becomes an ``engine_error`` row
+- ``SEED`` is answered with the row's seed
 - ``WAIT:n`` takes n steps more; ``SLEEP:s`` holds its last step up for s seconds
 
 A model named ``missing`` raises ModelError, ``broken`` RuntimeError, ``crashing`` ends the process, ``slow:s`` takes
@@ -67,6 +69,7 @@ class FakeEngine:
         self._config = config
         self._waiting: deque[Request] = deque()
         self._running: dict[str, _Row] = {}
+        self._ids: set[str] = set()  # of all that is waiting or running
         self._ended: list[Completion] = []
         self._stats = EngineStats()
 
@@ -79,9 +82,9 @@ class FakeEngine:
         return len(self._running)
 
     def add_request(self, request: Request) -> None:
-        known = {waiting.request_id for waiting in self._waiting} | set(self._running)
-        if request.request_id in known:
+        if request.request_id in self._ids:
             raise ValueError(f"request {request.request_id} is unfinished")
+        self._ids.add(request.request_id)
         self._waiting.append(request)
 
     def abort(self, request_id: str) -> None:
@@ -90,6 +93,7 @@ class FakeEngine:
         if row is None and len(kept) == len(self._waiting):
             return
         self._waiting = deque(kept)
+        self._ids.discard(request_id)
         error = RowError(ErrorCode.JOB_CANCELLED, "aborted")
         device_ns = row.device_ns if row else 0
         self._stats.cancelled += 1
@@ -103,6 +107,7 @@ class FakeEngine:
         self._ended = []
         for completion in done:
             self._running.pop(completion.request_id, None)
+            self._ids.discard(completion.request_id)
         self._count(done)
         return done
 
@@ -166,7 +171,7 @@ class _Row:
                 self.request.request_id, RowStatus.ERRORED, error=error, usage=usage, device_ns=self.device_ns
             )
         limit = self.request.params.max_tokens
-        said = answer(self.text).split()[:limit]
+        said = answer(self.text).replace("SEED", f"seed={self.request.params.seed}").split()[:limit]
         return Completion(
             self.request.request_id,
             RowStatus.SUCCEEDED,
@@ -180,6 +185,9 @@ class _Row:
     def _misbehave(self) -> None:
         if "CRASH" in self.words:
             print(f"crashing on {self.request.request_id}", flush=True)
+            os._exit(13)
+        if "CRASH-ONCE" in self.words and not (mark := Path(os.environ["CRASH_FILE"])).exists():
+            mark.touch()
             os._exit(13)
         if "SEGFAULT" in self.words:
             os.kill(os.getpid(), signal.SIGSEGV)

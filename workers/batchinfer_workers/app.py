@@ -29,7 +29,8 @@ class NodeOptions:
 def celery_settings(settings: Settings) -> Mapping[str, Any]:
     """Celery as a thin transport: messages are permits, everything that matters is in the database."""
     return {
-        "broker_url": settings.broker_url,
+        # kombu warns of a URL without a host, though this one has none
+        "broker_url": "memory://localhost/" if settings.is_embedded else settings.broker_url,
         "result_backend": None,
         "task_ignore_result": True,
         "task_serializer": "json",

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from celery.worker import state as celery_state
-
-from batchinfer.jobs.dispatch import shard_queue
 from batchinfer.jobs.service import JobService
 from batchinfer.jobs.status import HELD
-from batchinfer_workers.app import create_app
-from batchinfer_workers.worker import build_controller, stop_controller
+from batchinfer_workers.controller import CeleryThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from batchinfer.jobs.ledger import Ledger
     from batchinfer.jobs.records import JobRecord
@@ -61,63 +55,23 @@ def run_embedded(settings: Settings, job_id: str, on_progress: Callable[[Progres
     try:
         job = service.ledger.get_job(job_id)
         embedded = settings.model_copy(update={"broker_url": "memory://"})
-        with _worker(embedded, job) as worker:
+        worker = CeleryThread(embedded, job_id=job_id, queues_of=[job.model])
+        worker.start()
+        try:
             _watch(service.ledger, worker, job_id, on_progress or (lambda _progress: None))
+        finally:
+            worker.stop()
         return service.ledger.get_job(job_id)
     finally:
         service.close()
 
 
-class _Worker:
-    """A Celery worker in a thread."""
-
-    def __init__(self, settings: Settings, job: JobRecord) -> None:
-        self._app = create_app(settings)
-        self._app.batchinfer_options = replace(self._app.batchinfer_options, job_id=job.id)
-        self._controller = build_controller(self._app)
-        # known from the start, so that no message waits until the ticker has found out
-        self._app.amqp.queues.select_add(shard_queue(job.model))
-        self._thread = threading.Thread(target=self._controller.start, name="embedded-worker", daemon=True)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    @property
-    def uncommitted(self) -> tuple[int, int]:
-        node = getattr(self._app, "batchinfer_node", None)
-        return node.uncommitted if node else (0, 0)
-
-    def start(self) -> None:
-        celery_state.should_stop = None
-        self._thread.start()
-
-    def stop(self) -> None:
-        node: Any = getattr(self._app, "batchinfer_node", None)
-        if node is not None:
-            node.drain()
-        stop_controller()
-        self._thread.join()
-        celery_state.should_stop = None
-        self._app.close()
-
-
-@contextmanager
-def _worker(settings: Settings, job: JobRecord) -> Iterator[_Worker]:
-    worker = _Worker(settings, job)
-    worker.start()
-    try:
-        yield worker
-    finally:
-        worker.stop()
-
-
-def _watch(ledger: Ledger, worker: _Worker, job_id: str, on_progress: Callable[[Progress], None]) -> None:
+def _watch(ledger: Ledger, worker: CeleryThread, job_id: str, on_progress: Callable[[Progress], None]) -> None:
     """Report until the job has ended or is held."""
     speed = _Speed()
     while True:
         job = ledger.get_job(job_id)
-        on_progress(speed.measure(job, *worker.uncommitted))
+        on_progress(speed.measure(job, *(worker.node.uncommitted if worker.node else (0, 0))))
         if job.state.is_terminal or job.state in HELD:
             return
         if not worker.is_alive:

@@ -6,7 +6,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from batchinfer import __version__
-from batchinfer.dataset.manifest import ShardResultFile, finalize_output
+from batchinfer.dataset.finalize import ShardResultFile, finalize_output
+from batchinfer.dataset.schema import ResultSchema
+from batchinfer.dataset.source import InputSource
 from batchinfer.errors import BatchInferError, FencedError
 from batchinfer.jobs.status import Action
 from batchinfer.money import nanos_to_usd
@@ -49,12 +51,21 @@ def _publish(ledger: Ledger, job: JobRecord) -> str:
         layout,
         _results(ledger, job),
         num_rows=job.num_rows or 0,
+        output_schema=None if job.num_shards else _output_schema(job),
         prefix=job.spec.column_prefix,
         input_fingerprint=job.fingerprint,
         job=_describe(job),
         metadata=output_metadata(job),
     )
     return layout.manifest_path
+
+
+def _output_schema(job: JobRecord) -> Any:
+    """Arrow schema of the results of a job without rows, whose one file is empty."""
+    source = InputSource.reopen(job.fingerprint)
+    spec = job.spec
+    schema = ResultSchema(source.schema, spec.column_prefix, include_token_ids=spec.include_token_ids)
+    return schema.output_schema
 
 
 def _results(ledger: Ledger, job: JobRecord) -> list[ShardResultFile]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from batchinfer import __version__
 from batchinfer.dataset.layout import OutputLayout
-from batchinfer.dataset.merge import BaseFile, base_rows_with_status, merge_shard
+from batchinfer.dataset.merge import base_rows_with_status, merge_shard
 from batchinfer.dataset.prompt import RowReader
 from batchinfer.dataset.schema import ResultSchema
 from batchinfer.dataset.sink import PartWriter, iter_done_rows
@@ -19,6 +19,7 @@ from batchinfer_workers.remaining import RemainingRows
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from batchinfer.dataset.layout import BaseFile
     from batchinfer.dataset.prompt import RowInput
     from batchinfer.jobs.leases import Lease
     from batchinfer.jobs.ledger import Ledger
@@ -102,9 +103,14 @@ class ShardFiles:
     def _parts(self) -> list[str]:
         return [part.path for part in self._ledger.parts(self._lease.shard.id, generation=self._lease.generation)]
 
+    def publish(self, result: ShardResult) -> None:
+        """Make the committed file visible."""
+        if self._lease.generation > 0:
+            self.layout.retract()
+        self.layout.publish_shard(result.path)
+
     @cached_property
     def _base(self) -> BaseFile | None:
-        """The earlier result that a retry builds on, where it lies now."""
-        if self._lease.generation == 0 or self._lease.base_path is None:
-            return None
-        return BaseFile(self.layout.publish_shard(self._lease.base_path), self._lease.shard.row_start)
+        """The earlier result that a retry builds on."""
+        shard = self._lease.shard
+        return self.layout.base(shard.index, shard.row_start) if self._lease.generation > 0 else None

@@ -159,7 +159,7 @@ class ShardRunner:
         result = files.merge()
         job = self._ledger.commit_shard(self._lease.attempt_id, result)
         self._keeper.close()
-        files.layout.publish_shard(result.path)
+        files.publish(result)
         return job
 
     def _open_session(self, requests: list[Request]) -> EngineSession:

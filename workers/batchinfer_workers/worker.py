@@ -5,16 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import threading
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-from celery.worker import state as celery_state
+from typing import TYPE_CHECKING
 
 from batchinfer.jobs.dispatch import connect_dispatcher
 from batchinfer.jobs.service import JobService
-from batchinfer_workers.app import create_app
+from batchinfer_workers.controller import CeleryThread
 from batchinfer_workers.node import DRAIN_SECONDS
 from batchinfer_workers.ticker import Ticker
 
@@ -22,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-    from celery import Celery
-
     from batchinfer.settings import Settings
 
 LAST_RESORT_SECONDS = DRAIN_SECONDS + 10
+"""A planner or finalizer at work on a huge input is not waited for longer: its lease expires, another one does it."""
+WATCH_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -40,70 +36,44 @@ def run_worker(settings: Settings, *, models: Sequence[str] | None = None, ticke
     Raises:
         UserError: the database is not there or not up to date.
     """
-    if ticker_only:
-        return _run_ticker(settings)
-    app = create_app(settings)
-    if models is not None:
-        app.batchinfer_options = replace(app.batchinfer_options, models=tuple(models))
-    controller = build_controller(app)
-    handle = _StopHandler(app)
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
-    controller.start()
-    return int(controller.exitcode or 0)
-
-
-def build_controller(app: Celery) -> Any:
-    """A Celery worker in this process, without Celery's own signal handlers and logging."""
-    app.finalize()
-    app.set_default()
-    settings = app.batchinfer_options.settings
-    return app.WorkController(
-        hostname=f"batchinfer-{os.getpid()}@{socket.gethostname()}",
-        loglevel=settings.log_level.upper(),
-        pool_cls=app.conf.worker_pool,
-        concurrency=app.conf.worker_concurrency,
-        # workers learn of each other from the database
-        without_gossip=True,
-        without_mingle=True,
-    )
-
-
-def stop_controller() -> None:
-    """Make this process's Celery worker leave its loop and stop its steps, in its own thread."""
-    celery_state.should_stop = os.EX_OK
-
-
-class _StopHandler:
-    """First signal: drain. Second: end at once."""
-
-    def __init__(self, app: Celery) -> None:
-        self._app = app
-        self._is_stopping = False
-
-    def __call__(self, signum: int, _frame: FrameType | None) -> None:
-        if self._is_stopping:
-            os._exit(128 + signum)
-        self._is_stopping = True
-        _log.warning("%s: committing finished rows and giving the rest back", signal.Signals(signum).name)
-        node = getattr(self._app, "batchinfer_node", None)
-        if node is not None:
-            node.drain()
-        stop_controller()
-        # a planner or finalizer at work on a huge input is not waited for: its lease expires, another one does it
-        last_resort = threading.Timer(LAST_RESORT_SECONDS, os._exit, args=(os.EX_OK,))
-        last_resort.daemon = True
-        last_resort.start()
-
-
-def _run_ticker(settings: Settings) -> int:
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    signal.signal(signal.SIGINT, lambda *_: stopped.set())
+    # asked here, so that a person sees the sentence and not a thread's traceback
     service = JobService.connect(settings.sqlalchemy_url, settings.broker_url)
+    stop = _StopSignals()
+    try:
+        if ticker_only:
+            return _tick(service, settings, stop)
+        return _work(CeleryThread(settings, models=models), stop)
+    finally:
+        service.close()
+
+
+def _work(worker: CeleryThread, stop: _StopSignals) -> int:
+    worker.start()
+    while worker.is_alive and not stop.event.wait(WATCH_SECONDS):
+        pass
+    if not worker.stop(LAST_RESORT_SECONDS):
+        os._exit(os.EX_OK)
+    return worker.exit_code
+
+
+def _tick(service: JobService, settings: Settings, stop: _StopSignals) -> int:
     ticker = Ticker(service.ledger, connect_dispatcher(settings.broker_url), seconds=settings.tick_seconds)
     ticker.start()
-    stopped.wait()
+    stop.event.wait()
     ticker.close()
-    service.close()
     return os.EX_OK
+
+
+class _StopSignals:
+    """First SIGTERM or SIGINT: ``event`` is set. Second: the process ends at once."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.event.is_set():
+            os._exit(128 + number)
+        _log.warning("%s: committing finished rows and giving the rest back", signal.Signals(number).name)
+        self.event.set()
