@@ -7,7 +7,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from batchinfer import errors
 from batchinfer.engine.child_process import ChildProcess
 from batchinfer.engine.wire import completion_from_json, request_to_json
 from batchinfer.errors import EngineDiedError, EngineError, EngineStalledError, UserError
@@ -150,8 +149,8 @@ class EngineProcess:
         report = self._reported
         if report is None:
             return self._death()
-        kind = getattr(errors, report["kind"], None)
-        if isinstance(kind, type) and issubclass(kind, UserError):
+        kinds = {kind.__name__: kind for kind in (UserError, *UserError.__subclasses__())}
+        if kind := kinds.get(report["kind"]):
             return kind(report["message"], param=report["param"], code=report["code"])
         return EngineError(f"the engine could not be loaded: {report['message']}")
 
