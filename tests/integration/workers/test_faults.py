@@ -111,13 +111,13 @@ def test_a_deadline_in_mid_run_expires_the_rest(bench):
 
 def test_pause_holds_and_resume_goes_on(bench):
     """A paused job is left alone by its worker, which returns; resumed, it ends with each row once."""
-    job_id = bench.submit(slow(100), shard_rows=50)
+    job_id = bench.submit(slow(400), shard_rows=50)
     job = bench.run(job_id, when(committed(10), lambda: bench.ledger.pause(job_id)))
     assert job.state is JobState.PAUSED
     assert not bench.ledger.attempts(job_id, running_only=True)
     bench.ledger.resume(job_id)
     job = bench.run(job_id)
-    assert (job.state, job.counts.succeeded) == (JobState.COMPLETED, 100)
+    assert (job.state, job.counts.succeeded) == (JobState.COMPLETED, 400)
     bench.check(job_id)
 
 
