@@ -48,7 +48,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig) -> EngineCore:
         enable_prefix_caching=config.enable_prefix_caching,
     )
     ingest = Ingest(
-        ChatRenderer(loaded.tokenizer),
+        ChatRenderer(loaded.tokenizer, loaded.hf_config.vocab_size),
         Detokenizer(loaded.tokenizer),
         loaded.eos_token_ids,
         max_model_len=loaded.max_model_len,

@@ -149,7 +149,8 @@ class EngineProcess:
         report = self._reported
         if report is None:
             return self._death()
-        kinds: dict[str, type[UserError]] = {kind.__name__: kind for kind in [UserError, *UserError.__subclasses__()]}
+        families: list[type[UserError]] = [UserError, *UserError.__subclasses__()]
+        kinds = {kind.__name__: kind for kind in families}
         if kind := kinds.get(report["kind"]):
             return kind(report["message"], param=report["param"], code=report["code"])
         return EngineError(f"the engine could not be loaded: {report['message']}")
