@@ -76,6 +76,9 @@ class EmptyNull(Null):
     def __getitem__(self, key: object) -> Any:
         return self
 
+    def __call__(self, *_args: object, **_kwargs: object) -> Any:
+        return self
+
     def __add__(self, other: Any) -> Any:
         return other if isinstance(other, str | list) else super().__add__(other)
 

@@ -36,7 +36,9 @@ class ParquetReader:
         self._path = location.uri
         try:
             self._stream = location.open_input()
-            self._file = pq.ParquetFile(self._stream, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+            self._file = pq.ParquetFile(
+                self._stream, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
+            )
             self.schema: pa.Schema = self._file.schema_arrow
         except FileNotFoundError:
             raise InputError(f"{self._path} does not exist") from None

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _GROUP_ROWS = 1 << 16
 _GROUP_BYTES = 32 << 20
-COMPRESSION = "zstd"
+WRITE_OPTIONS = {"compression": "zstd", "write_page_checksum": True}
+"""How all our files are written; checksums make a flipped bit an error instead of another value."""
 
 
 class RowGroupWriter:
@@ -32,7 +33,7 @@ class RowGroupWriter:
         self._schema = schema
         self._metadata = footer_metadata(metadata)
         self._staged = StagedFile(destination)
-        self._writer = pq.ParquetWriter(self._staged, schema, compression=COMPRESSION)
+        self._writer = pq.ParquetWriter(self._staged, schema, **WRITE_OPTIONS)
         self._batches: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         self.num_rows = 0

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchinfer.dataset.filesystem import Location
-from batchinfer.dataset.row_groups import COMPRESSION
+from batchinfer.dataset.row_groups import WRITE_OPTIONS
 from batchinfer.dataset.staged_file import StagedFile
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ class PartWriter:
         path = self._layout.part_path(self._shard_index, self._attempt_id, self._sequence)
         self._sequence += 1
         with StagedFile(Location.parse(path)) as staged:
-            pq.write_table(
-                pa.Table.from_batches([batch]), staged, row_group_size=PART_GROUP_ROWS, compression=COMPRESSION
-            )
+            pq.write_table(pa.Table.from_batches([batch]), staged, row_group_size=PART_GROUP_ROWS, **WRITE_OPTIONS)
         return PartFile(path, len(ordered), staged.num_bytes, staged.sha256)
 
 

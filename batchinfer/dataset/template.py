@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MAX_OUTPUT_CHARS = 8 << 20
 _MAX_INTEGER_BITS = 4096
 _ROW = "row"
+_DICT_METHODS = frozenset({"items", "keys", "values", "get"})
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
 # Each of these makes a string of any size in one call, past the output limit.
 _PADDING_METHODS = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map"})
@@ -158,7 +159,8 @@ def _columns_of_row(tree: nodes.Template, names: set[str]) -> set[str]:
     keys: list[tuple[nodes.Expr, Any]] = [(node.node, node.attr) for node in tree.find_all(nodes.Getattr)]
     keys += [(node.node, getattr(node.arg, "value", None)) for node in tree.find_all(nodes.Getitem)]
     for owner, key in keys:
-        if isinstance(owner, nodes.Name) and owner.name == _ROW and isinstance(key, str):
+        is_method = key in _DICT_METHODS and key not in names
+        if isinstance(owner, nodes.Name) and owner.name == _ROW and isinstance(key, str) and not is_method:
             found.add(key)
             num_constant += 1
     num_names = sum(node.name == _ROW for node in tree.find_all(nodes.Name))
