@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from batchinfer_kernels import act_and_mul, quantize, rms_norm
+from batchinfer_kernels.paged_kv import PagedKV
+from batchinfer_kernels.rope_and_kv_write import Rope, rope_and_kv_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +65,39 @@ def rows_cases() -> list[Case]:
     return found
 
 
+def paged_kv(num_kv_heads: int, head_dim: int, dtype: torch.dtype = BF16, block_size: int = 64) -> PagedKV:
+    """A cache without memory."""
+    return PagedKV.empty(1000, block_size, num_kv_heads, head_dim, dtype, "meta")
+
+
+def rope_cases() -> list[Case]:
+    """Llama 8B, SmolLM2, a partial rotary embedding, Qwen3's norms, and INT8 caches."""
+    found = []
+    for name, num_heads, num_kv_heads, head_dim, half, interleaved, norms, dtype in (
+        ("32/8 heads of 128", 32, 8, 128, 64, False, False, BF16),
+        ("32/8 heads of 128, norms, int8", 32, 8, 128, 64, False, True, I8),
+        ("9/3 heads of 64", 9, 3, 64, 32, False, False, BF16),
+        ("32/32 heads of 80, rotary 32", 32, 32, 80, 16, False, False, BF16),
+        ("32/4 heads of 128, interleaved, int8", 32, 4, 128, 64, True, False, I8),
+    ):
+        fused = meta(64, num_heads + 2 * num_kv_heads, head_dim)
+        q, k, v = fused[:, :num_heads], fused[:, num_heads:-num_kv_heads], fused[:, -num_kv_heads:]
+        norm = meta(head_dim) if norms else None
+        rope = Rope(meta(4096, half, dtype=F32), meta(4096, half, dtype=F32), interleaved, norm, norm)
+        run = partial(
+            rope_and_kv_write,
+            q,
+            k,
+            v,
+            meta(64, dtype=I32),
+            meta(64, dtype=I32),
+            rope,
+            paged_kv(num_kv_heads, head_dim, dtype),
+        )
+        found.append(Case(f"rope_and_kv_write {name}", run))
+    return found
+
+
 def all_cases() -> list[Case]:
     """Every case of the gate."""
-    return rows_cases()
+    return rows_cases() + rope_cases()

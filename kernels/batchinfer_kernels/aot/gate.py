@@ -56,7 +56,8 @@ def judge(name: str, arch: int) -> tuple[str, list[CodeReport], list[str]]:
     try:
         reports = compile_case(case, arch)
     except Exception as error:  # noqa: BLE001 -- whatever the compiler dislikes is a finding, and the rest goes on
-        return name, [], [f"{name} on sm_{arch}: {type(error).__name__}: {str(error)[:2000]}"]
+        reason = str(error).strip().rsplit("\n", maxsplit=1)[-1]  # Triton quotes the kernel's source first
+        return name, [], [f"{name} on sm_{arch}: {type(error).__name__}: {reason}"]
     return name, reports, failures_of(case, arch, reports)
 
 
