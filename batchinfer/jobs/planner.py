@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ MIN_SHARD_TOKENS = 2**14
 MAX_SHARD_TOKENS = 2**20
 """At 3,500 tokens a second about five minutes: what a lost lease or a redelivered message may cost at most."""
 MAX_SHARD_ROWS = 50_000
+MAX_SHARDS_IN_ROW_GROUP = 64
+"""To reach a row inside a row group, all before it are decoded: many shards in a huge one would decode it for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +94,21 @@ def cut_shards(
     """
     total = sum(_est_tokens(end - start, size, max_tokens) for start, end, size in weights())
     target = min(max(total // MIN_SHARDS, MIN_SHARD_TOKENS), MAX_SHARD_TOKENS)
-    limit = shard_rows or MAX_SHARD_ROWS
     index = row_start = num_rows = tokens = 0
     for start, end, size in weights():
         per_row = max(1, _est_tokens(end - start, size, max_tokens) // max(1, end - start))
+        least_rows = (end - start) // MAX_SHARDS_IN_ROW_GROUP
+        most_rows = shard_rows or max(MAX_SHARD_ROWS, least_rows)
+        most_tokens = sys.maxsize if shard_rows else max(target, least_rows * per_row)
         row = start
         while row < end:
-            room = limit - num_rows
-            if shard_rows is None:
-                room = min(room, max(1, (target - tokens) // per_row))
-            taken = min(room, end - row)
-            row, num_rows, tokens = row + taken, num_rows + taken, tokens + taken * per_row
-            if num_rows == limit or (shard_rows is None and tokens + per_row > target):
+            room = min(most_rows - num_rows, (most_tokens - tokens) // per_row)
+            if room < 1 and num_rows:
                 yield ShardPlan(index, row_start, row, tokens)
                 index, row_start, num_rows, tokens = index + 1, row, 0, 0
+                continue
+            taken = min(max(1, room), end - row)
+            row, num_rows, tokens = row + taken, num_rows + taken, tokens + taken * per_row
     if num_rows:
         yield ShardPlan(index, row_start, row_start + num_rows, tokens)
 

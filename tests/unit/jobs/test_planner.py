@@ -9,6 +9,7 @@ from batchinfer.jobs.planner import (
     BYTES_PER_TOKEN,
     MAX_SHARD_ROWS,
     MAX_SHARD_TOKENS,
+    MAX_SHARDS_IN_ROW_GROUP,
     MIN_SHARD_TOKENS,
     cut_shards,
     prompt_config,
@@ -43,15 +44,25 @@ def test_shards_tile_the_input(groups, max_tokens, shard_rows):
 
 @given(row_groups, st.integers(1, 4_000))
 def test_shards_hold_about_equal_work(groups, max_tokens):
-    """No shard of several rows is above the limit, and none but the last is far below what was aimed at."""
+    """No shard of several rows is above what was aimed at, and none but the last is far below it."""
     shards = list(cut_shards(as_weights(groups), max_tokens=max_tokens))
     total = sum(size // BYTES_PER_TOKEN + rows * max_tokens for rows, size in groups)
     target = min(max(total // 16, MIN_SHARD_TOKENS), MAX_SHARD_TOKENS)
     dearest_row = max((size // BYTES_PER_TOKEN // rows + max_tokens for rows, size in groups if rows), default=0)
+    floor = max((rows for rows, _ in groups), default=0) // MAX_SHARDS_IN_ROW_GROUP
     for shard in shards:
-        assert shard.est_tokens <= target or shard.row_end - shard.row_start == 1
+        num_rows = shard.row_end - shard.row_start
+        assert shard.est_tokens <= target or num_rows <= max(1, floor)
     for shard in shards[:-1]:
         assert shard.est_tokens > target - 2 * dearest_row or shard.row_end - shard.row_start == MAX_SHARD_ROWS
+
+
+def test_a_huge_row_group_is_cut_into_few_shards():
+    """Each shard decodes the row group up to its rows, so a group of 10 million rows gets no thousands of shards."""
+    shards = list(cut_shards(as_weights([(10_000_000, 10**9)]), max_tokens=256))
+    assert MAX_SHARDS_IN_ROW_GROUP <= len(shards) <= MAX_SHARDS_IN_ROW_GROUP + 1
+    many = list(cut_shards(as_weights([(10_000, 10**6)] * 1000), max_tokens=256))
+    assert len(many) > 2000, "many small row groups do not hinder small shards"
 
 
 def test_a_given_number_of_rows_is_kept_to():
@@ -62,7 +73,7 @@ def test_a_given_number_of_rows_is_kept_to():
 
 def test_a_million_rows_make_hundreds_of_shards_and_a_small_job_one():
     """Shards stay at minutes for large jobs, and a job of a few rows is not torn up."""
-    large = list(cut_shards(as_weights([(1_000_000, 10**8)]), max_tokens=256))
+    large = list(cut_shards(as_weights([(10_000, 10**6)] * 100), max_tokens=256))
     assert 200 < len(large) < 400
     assert len(list(cut_shards(as_weights([(20, 2_000)]), max_tokens=256))) == 1
     assert list(cut_shards(as_weights([]), max_tokens=256)) == []
