@@ -139,7 +139,8 @@ def _count_part(connection: Connection, attempt: Row[Any], part: PartCommit) -> 
         .values(done_rows=Shard.done_rows + part.num_rows, num_faults=0, **_plus(Shard, change))
     )
     work = asdict(part.usage) | {"metered_nanos": part.metered_nanos, "list_nanos": part.list_nanos}
-    connection.execute(update(Job).where(Job.id == attempt.job_id).values(**_plus(Job, change | work)))
+    if changes := _plus(Job, change | work):
+        connection.execute(update(Job).where(Job.id == attempt.job_id).values(changes))
 
 
 def _plus(table: type[Job | Shard], change: Mapping[str, int]) -> dict[str, Any]:

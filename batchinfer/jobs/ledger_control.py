@@ -121,6 +121,8 @@ class Control(LedgerBase):
 
     # -- how ----------------------------------------------------------------------------------------------------------
     def _cancel(self, connection: Connection, job: Row[Any], now: datetime) -> None:
+        if job.state == JobState.FAILED:
+            raise ConflictError(f"job {job.id} is failed and cannot become cancelled; resume it first")
         if job.planned_at is None:
             outcome = {"outcome": "none", "closing": RowStatus.CANCELLED, "finished_at": now}
             self._set_state(connection, job, JobState.CANCELLED, now, **outcome)
