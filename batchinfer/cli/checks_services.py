@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from batchinfer.cli.checks import MIN_FREE_BYTES, Check, fail, ok, warn
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from batchinfer.settings import Settings
 
 CONNECT_SECONDS = 3
-WORKER_SILENCE = timedelta(minutes=2)
-"""A worker that is silent for longer is not counted as alive."""
 
 
 def check_database(settings: Settings) -> list[Check]:
@@ -60,6 +58,7 @@ def _migrations(engine: Engine, found: str | None, needed: str) -> Check:
 
 def _workers(engine: Engine, *, is_embedded: bool) -> Check:
     from batchinfer.jobs.queries import workers_seen_since
+    from batchinfer.jobs.service import WORKER_SILENCE
 
     alive = workers_seen_since(engine, datetime.now(UTC) - WORKER_SILENCE)
     if alive or is_embedded:

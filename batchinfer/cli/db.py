@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -12,13 +13,20 @@ from batchinfer.cli.exit_codes import ExitCode
 from batchinfer.cli.options import json_option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sqlalchemy import Engine
 
 
-def _engine() -> Engine:
+@contextmanager
+def _engine() -> Iterator[Engine]:
     from batchinfer.db.session import create_db_engine
 
-    return create_db_engine(load_settings().sqlalchemy_url)
+    engine = create_db_engine(load_settings().sqlalchemy_url)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def _shown(engine: Engine) -> str:
@@ -40,16 +48,15 @@ def upgrade_command(as_json: bool) -> None:
     """Bring the database to the schema of this program; safe to run again."""
     from batchinfer.db import migrate
 
-    engine = _engine()
-    before = migrate.current(engine)
-    migrate.upgrade(engine)
-    after = migrate.current(engine)
+    with _engine() as engine:
+        before = migrate.current(engine)
+        migrate.upgrade(engine)
+        after = migrate.current(engine)
     if as_json:
         print_json({"database": _shown(engine), "before": before, "revision": after})
     else:
         did = "is up to date" if before == after else f"upgraded from {before or 'empty'}"
         click.echo(f"{_shown(engine)}: {did}, at revision {after}")
-    engine.dispose()
 
 
 @db_command.command("current")
@@ -58,12 +65,11 @@ def current_command(as_json: bool) -> ExitCode:
     """Say which schema the database has; exit code 1 if it is not this program's."""
     from batchinfer.db import migrate
 
-    engine = _engine()
-    found, needed = migrate.current(engine), migrate.head()
+    with _engine() as engine:
+        found, needed = migrate.current(engine), migrate.head()
     if as_json:
         print_json({"database": _shown(engine), "revision": found, "head": needed, "is_current": found == needed})
     else:
         advice = "" if found == needed else f"; this program needs {needed}: run `batchinfer db upgrade`"
         click.echo(f"{_shown(engine)}: revision {found or 'none'}{advice}")
-    engine.dispose()
     return ExitCode.OK if found == needed else ExitCode.FAILED

@@ -13,7 +13,7 @@ from batchinfer.cli.connect import open_service
 from batchinfer.cli.console import MISSING, count, duration, one_line, print_fields, print_json, print_table, rate, usd
 from batchinfer.cli.options import json_option
 from batchinfer.cli.progress import choose_display
-from batchinfer.jobs.status import HELD, JobState
+from batchinfer.jobs.status import HELD, TERMINAL, JobState
 
 if TYPE_CHECKING:
     from batchinfer.cli.exit_codes import ExitCode
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from batchinfer.jobs.views import JobView
 
 POLL_SECONDS = 1.0
+WAITING = frozenset(set(JobState) - TERMINAL - HELD)
+"""States in which a worker is needed."""
 
 
 @click.command("ls")
@@ -77,11 +79,13 @@ def rows_done(view: JobView) -> str:
 def status_command(job_id: str, as_json: bool) -> None:
     """Show one job: state, rows, speed, cost."""
     with open_service() as service:
-        view = service.get(job_id)
+        view, num_workers = service.get(job_id), service.num_workers()
     if as_json:
         print_json(view)
-    else:
-        print_status(view)
+        return
+    print_status(view)
+    if JobState(view.state) in WAITING and not num_workers:
+        click.echo(f"no worker is running: start `batchinfer worker`, or `batchinfer run --resume {job_id}`", err=True)
 
 
 def print_status(view: JobView) -> None:
@@ -125,7 +129,7 @@ def _cost(view: JobView) -> str:
     cost = view.cost
     text = f"{usd(cost.metered_usd + cost.overhead_usd)} metered"
     if cost.overhead_usd:
-        text += f" ({usd(cost.overhead_usd)} of it overhead)"
+        text += f" (rows {usd(cost.metered_usd)}, overhead {usd(cost.overhead_usd)})"
     if cost.list_usd is not None:
         text += f", {usd(cost.list_usd)} at list price"
     return text + (f", budget {usd(cost.budget_usd)}" if cost.budget_usd is not None else "")

@@ -94,9 +94,11 @@ def errors_command(job_id: str, code: str | None, limit: int, offset: int, as_js
 
 def print_error_kinds(page: ErrorPage) -> None:
     """Print how many rows failed, why, and what to do about each kind."""
-    click.echo(f"{count(page.failed_rows)} rows did not succeed:")
+    noun = "row" if page.failed_rows == 1 else "rows"
+    click.echo(f"{count(page.failed_rows)} {noun} did not succeed:")
     for kind in page.kinds:
-        click.echo(f"  {kind.code} ({count(kind.num_samples)}): {kind.meaning} {kind.advice}")
+        advice = kind.advice.replace("batchinfer retry JOB", f"batchinfer retry {page.job_id}")
+        click.echo(f"  {kind.code} ({count(kind.num_samples)}): {kind.meaning} {advice}")
 
 
 @click.command("cost")

@@ -14,6 +14,7 @@ from batchinfer.cli import exit_codes
 from batchinfer.cli.connect import load_settings, open_service, set_up_logs
 from batchinfer.cli.console import count, print_json
 from batchinfer.cli.control import parse_budget
+from batchinfer.cli.exit_codes import ExitCode
 from batchinfer.cli.jobs import print_status
 from batchinfer.cli.options import build_spec, flag_of, given_fields, json_option, spec_options
 from batchinfer.cli.progress import choose_display
@@ -24,7 +25,6 @@ from batchinfer.jobs.status import HELD, JobState
 if TYPE_CHECKING:
     from types import FrameType
 
-    from batchinfer.cli.exit_codes import ExitCode
     from batchinfer.cli.progress import ProgressDisplay
     from batchinfer.jobs.service import JobService
     from batchinfer.jobs.views import JobView
@@ -88,7 +88,7 @@ def _work(settings: Settings, service: JobService, job_id: str, display: Progres
     """Work on the job in this process until it ends or is held.
 
     Raises:
-        KeyboardInterrupt: it was interrupted; what is finished is committed, and a person was told how to resume.
+        SystemExit: it was interrupted; what is finished is committed, and a person was told how to resume.
     """
     from batchinfer_workers.embedded import run_embedded
 
@@ -100,7 +100,7 @@ def _work(settings: Settings, service: JobService, job_id: str, display: Progres
         view = service.get(job_id)
         done = (view.rows.total or 0) - (view.rows.remaining or 0)
         _note(f"stopped: {count(done)} rows are finished and safe. Go on with: batchinfer run --resume {job_id}")
-        raise
+        raise SystemExit(ExitCode.INTERRUPTED) from None
     finally:
         display.close()
         for number, handler in old.items():

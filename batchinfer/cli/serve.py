@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from typing import TYPE_CHECKING
 
@@ -32,11 +33,8 @@ def serve_command(host: str | None, port: int | None, insecure: bool) -> None:
     settings = load_settings(host=host, port=port)
     set_up_logs(settings.log_level)
     check_host(settings.host, is_insecure=insecure)
-    listener = bind(settings.host, settings.port)
-    address = settings.host if ":" not in settings.host else f"[{settings.host}]"
-    url = f"http://{address}:{listener.getsockname()[1]}"
-    click.echo(f"batchinfer serves {url}/v1/jobs, documentation at {url}/docs; Ctrl-C stops it", err=True)
-    _serve(settings, listener, only_loopback=not insecure)
+    with bind(settings.host, settings.port) as listener:
+        _serve(settings, listener, only_loopback=not insecure)
 
 
 def check_host(host: str, *, is_insecure: bool) -> None:
@@ -67,10 +65,16 @@ def _serve(settings: Settings, listener: socket.socket, *, only_loopback: bool) 
 
     from batchinfer.api.app import create_app
 
-    with open_service(settings) as service, listener:
+    address = settings.host if ":" not in settings.host else f"[{settings.host}]"
+    url = f"http://{address}:{listener.getsockname()[1]}"
+    with open_service(settings) as service:
+        click.echo(f"batchinfer serves {url}/v1/jobs, documentation at {url}/docs; Ctrl-C stops it", err=True)
         app = create_app(settings, service=service, only_loopback=only_loopback)
         # log_config None: uvicorn's lines go where ours go, to stderr
         config = uvicorn.Config(
             app, log_config=None, server_header=False, lifespan="on", timeout_graceful_shutdown=DRAIN_SECONDS
         )
+        # uvicorn stops in order at a signal, and then raises it again; having stopped in order is success
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
         uvicorn.Server(config).run(sockets=[listener])

@@ -36,12 +36,15 @@ def submit_command(idempotency_key: str | None, wait: bool, as_json: bool, **fla
         view, is_new = service.submit(spec, base=Path.cwd(), idempotency_key=idempotency_key, body=given_fields(flags))
         if wait:
             return _wait(service, view.id, as_json)
+        num_workers = service.num_workers()
     if as_json:
         print_json(view)
         return ExitCode.OK
     click.echo(view.id)
     note = "submitted" if is_new else "submitted before, under the same key"
     click.echo(f"{note}; follow it with: batchinfer watch {view.id}", err=True)
+    if not num_workers:
+        click.echo("no worker is running: start `batchinfer worker`", err=True)
     return ExitCode.OK
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from batchinfer.db.migrate import current, head, upgrade
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from batchinfer.jobs.views import CostView, ErrorPage, JobView, PreviewRow, ResultsView
     from batchinfer.types import RowStatus
 
+WORKER_SILENCE = timedelta(minutes=2)
+"""A worker that is silent for longer is not counted as alive."""
 MAX_PAGE = 100
 """Most items of one page."""
 
@@ -76,13 +78,11 @@ class JobService:
         """
         engine = create_db_engine(database_url)
         is_embedded = engine.dialect.name == "sqlite"
-        if is_embedded:
-            upgrade(engine)
-        elif (found := current(engine)) != head():
-            raise UserError(
-                f"the database is at revision {found or 'none'}, this program needs {head()}; run `batchinfer db upgrade`",
-                code="database_not_migrated",
-            )
+        try:
+            _bring_up_to_date(engine, is_embedded=is_embedded)
+        except BaseException:
+            engine.dispose()
+            raise
         is_here = is_embedded if shares_disk is None else shares_disk
         return cls(engine, Ledger(engine), connect_dispatcher(broker_url), shares_disk=is_here)
 
@@ -187,6 +187,10 @@ class JobService:
             raise ConflictError(f"job {job.id} is {job.state}; verify it when it has ended", code="job_not_ended")
         return verify(output_of(job), check_input=check_input)
 
+    def num_workers(self) -> int:
+        """Workers that gave a sign of life lately."""
+        return queries.workers_seen_since(self.engine, self._now() - WORKER_SILENCE)
+
     # -- steering -----------------------------------------------------------------------------------------------------
     def cancel(self, job_id: str) -> JobView:
         """Stop a job; rows that ended are kept. Raises ConflictError, NotFoundError."""
@@ -217,6 +221,17 @@ class JobService:
             self._dispatcher.wake_finalizer(job.id)
         elif job.num_shards:
             self._dispatcher.wake_shards(job.model, job.num_shards)
+
+
+def _bring_up_to_date(engine: Engine, *, is_embedded: bool) -> None:
+    """Upgrade an embedded database; refuse another one that is not at this program's revision."""
+    if is_embedded:
+        upgrade(engine)
+    elif (found := current(engine)) != head():
+        raise UserError(
+            f"the database is at revision {found or 'none'}, this program needs {head()}; run `batchinfer db upgrade`",
+            code="database_not_migrated",
+        )
 
 
 def _body_hash(body: Any) -> str:

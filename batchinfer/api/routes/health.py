@@ -1,6 +1,5 @@
 """Whether the server lives, whether it can take jobs, and numbers for Prometheus."""
 
-from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 
 from fastapi import APIRouter, Response
@@ -13,9 +12,6 @@ from batchinfer.api.schemas import Health, Readiness
 from batchinfer.db import migrate
 from batchinfer.jobs import queries
 from batchinfer.jobs.service import JobService
-
-WORKER_SILENCE = timedelta(minutes=2)
-"""A worker that is silent for longer is not counted as alive."""
 
 router = APIRouter(tags=["health"])
 
@@ -62,11 +58,10 @@ def metrics(service: Service) -> PlainTextResponse:
         f'batchinfer_pending_shards{{model="{_label(model)}"}} {number}'
         for model, number in service.ledger.pending_models().items()
     ]
-    alive = queries.workers_seen_since(service.engine, datetime.now(UTC) - WORKER_SILENCE)
     lines += [
         "# HELP batchinfer_workers Workers alive.",
         "# TYPE batchinfer_workers gauge",
-        f"batchinfer_workers {alive}",
+        f"batchinfer_workers {service.num_workers()}",
     ]
     return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
 
