@@ -25,7 +25,10 @@ CACHE_VARIABLE = "BATCHINFER_KERNEL_CACHE"
 COMPILER_VARIABLE = "CXX"
 COMPILERS = ("c++", "g++", "clang++")
 # No fast-math and no implicit fused multiply-add: a row's bits must not depend on how a loop was vectorised.
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-w")
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-w"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+)
 TIMEOUT_SECONDS = 300
 
 

@@ -69,7 +69,7 @@ class LayerKV:
         block, tile, token = self._places(slots[kept])
         pair = _pair(self.dtype)
         padded_key = _pad(key[kept].to(self.dtype), self.keys.shape[3] * pair)
-        self.keys[block, :, tile, :, token, :] = padded_key.reshape(*padded_key.shape[:2], -1, pair)
+        self.keys[block, :, tile, :, token, :] = padded_key.reshape(*padded_key.shape[:2], self.keys.shape[3], pair)
         self.values[block, :, tile, token // pair, :, token % pair] = _pad(
             value[kept].to(self.dtype), self.values.shape[4]
         )

@@ -74,14 +74,10 @@ def float_sink(rows: int, columns: int, dtype: torch.dtype) -> tuple[torch.Tenso
 
 def int8_sink(rows: int, columns: int, recipe: Int8Recipe) -> tuple[Int8Rows, SinkStruct]:
     """New quantised rows and their C view."""
-    block = recipe.rotation
-    require(
-        block >= 0 and block & (block - 1) == 0 and (block == 0 or columns % block == 0),
-        f"rotation is {block}; it must be a power of two that divides {columns}",
-    )
+    recipe.check(columns)
     out = Int8Rows(torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows))
     smoothing = address(recipe.smoothing, "smoothing", (columns,))
-    return out, SinkStruct(out.values.data_ptr(), out.scales.data_ptr(), smoothing, KINDS[torch.int8], block)
+    return out, SinkStruct(out.values.data_ptr(), out.scales.data_ptr(), smoothing, KINDS[torch.int8], recipe.rotation)
 
 
 class NativeRowOps:

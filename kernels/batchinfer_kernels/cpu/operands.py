@@ -63,6 +63,12 @@ class Int8Recipe:
     rotation: int = 0
     """Block of the Hadamard rotation, a power of two that divides ``n`` (the weights are rotated alike); 0: none."""
 
+    def check(self, columns: int) -> None:
+        """Raise ValueError if rows of so many numbers cannot be rotated."""
+        block = self.rotation
+        if block < 0 or block & (block - 1) or (block and columns % block):
+            raise ValueError(f"rotation is {block}; it must be a power of two that divides {columns}")
+
 
 PLAIN_INT8 = Int8Recipe()
 

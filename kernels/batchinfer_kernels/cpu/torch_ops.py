@@ -89,6 +89,7 @@ class TorchOps:
     def quantize(self, x: Activations, *, recipe: Int8Recipe = PLAIN_INT8) -> Int8Rows:
         """See :meth:`~batchinfer_kernels.cpu.interface.Ops.quantize`."""
         values = _values(x)
+        recipe.check(values.shape[1])
         if recipe.smoothing is not None:
             values = values * recipe.smoothing
         return Int8Rows(*reference.quantize_rows(reference.rotate(values, recipe.rotation)))
@@ -197,7 +198,7 @@ def _values(x: Activations) -> torch.Tensor:
 
 def _heads(x: Activations, dim: int) -> torch.Tensor:
     values = _values(x)
-    return values.reshape(values.shape[0], -1, dim)
+    return values.reshape(values.shape[0], values.shape[1] // dim, dim)
 
 
 def _out_dtype(x: Activations, out_dtype: torch.dtype | None) -> torch.dtype:

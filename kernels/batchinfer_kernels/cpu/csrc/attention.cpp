@@ -20,7 +20,7 @@ static void attend(const Plan& plan, const Cache& cache, const Attention& call, 
 
 }  // namespace bi
 
-extern "C" void bi_attention(const bi::Plan* plan, const bi::Cache* cache, const bi::Attention* call, int threads) {
+BI_EXPORT void bi_attention(const bi::Plan* plan, const bi::Cache* cache, const bi::Attention* call, int threads) {
   if (cache->kind == bi::F32)
     bi::attend<bi::F32Cache>(*plan, *cache, *call, threads);
   else

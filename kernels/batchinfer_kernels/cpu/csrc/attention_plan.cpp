@@ -157,7 +157,7 @@ static void heaviest_first(std::vector<Item>& items) {
 using namespace bi;
 
 // Returns null after a fault, with `fault` = {what, which sequence}; else the plan, which borrows the block tables.
-extern "C" Plan* bi_plan_create(const Batch* batch, int32_t* fault) {
+BI_EXPORT Plan* bi_plan_create(const Batch* batch, int32_t* fault) {
   const Batch& b = *batch;
   Plan* plan = new Plan{b.tables, b.table_stride, b.query_start[b.num_sequences], 0, b.block_size, {}, {}, {}, {}};
   Planner planner{b, *plan, {}, {}, std::vector<int32_t>(b.num_sequences)};
@@ -177,6 +177,6 @@ extern "C" Plan* bi_plan_create(const Batch* batch, int32_t* fault) {
   return plan;
 }
 
-extern "C" int64_t bi_plan_num_partials(const Plan* plan) { return plan->num_partials; }
-extern "C" int64_t bi_plan_num_tokens(const Plan* plan) { return plan->num_tokens; }
-extern "C" void bi_plan_free(Plan* plan) { delete plan; }
+BI_EXPORT int64_t bi_plan_num_partials(const Plan* plan) { return plan->num_partials; }
+BI_EXPORT int64_t bi_plan_num_tokens(const Plan* plan) { return plan->num_tokens; }
+BI_EXPORT void bi_plan_free(Plan* plan) { delete plan; }

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "simd.h"
+
 namespace bi {
 
 constexpr int SPLIT = 256;

@@ -31,7 +31,7 @@ static inline float gelu_tanh(float x) {  // 0.5 x (1 + tanh(u)) = x / (1 + e^-2
 
 using namespace bi;
 
-extern "C" void bi_rms_norm(const Source* in, void* residual, int32_t residual_kind, const float* weight,
+BI_EXPORT void bi_rms_norm(const Source* in, void* residual, int32_t residual_kind, const float* weight,
                             float weight_offset, float eps, int64_t rows, int64_t n, const Sink* out, int threads) {
   const int64_t residual_bytes = n * (residual_kind == F32 ? 4 : 2);
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * n >= PARALLEL_FROM)
@@ -47,7 +47,7 @@ extern "C" void bi_rms_norm(const Source* in, void* residual, int32_t residual_k
 }
 
 // in: [rows, 2 n], the gate and then the up projection; activation 0 is silu, 1 gelu (tanh)
-extern "C" void bi_act_and_mul(const Source* in, int32_t activation, int64_t rows, int64_t n, const Sink* out,
+BI_EXPORT void bi_act_and_mul(const Source* in, int32_t activation, int64_t rows, int64_t n, const Sink* out,
                                int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * n >= PARALLEL_FROM / 4)
   for (int64_t m = 0; m < rows; m++) {
@@ -66,7 +66,7 @@ extern "C" void bi_act_and_mul(const Source* in, int32_t activation, int64_t row
 }
 
 // Conversion of rows: int32 products to numbers, or numbers to INT8.
-extern "C" void bi_convert(const Source* in, int64_t rows, int64_t n, const Sink* out, int threads) {
+BI_EXPORT void bi_convert(const Source* in, int64_t rows, int64_t n, const Sink* out, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * n >= PARALLEL_FROM)
   for (int64_t m = 0; m < rows; m++) {
     float* x = scratch(n);

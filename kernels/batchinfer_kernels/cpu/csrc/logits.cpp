@@ -70,7 +70,7 @@ static void keep_top(const float* x, int64_t n, int64_t first, float* values, in
 using namespace bi;
 
 // logits[row, column] * scale, capped where cap > 0, is word first_column + column of the row.
-extern "C" void bi_reduce_logits(const Source* logits, int64_t rows, int64_t columns, int64_t first_column, float scale,
+BI_EXPORT void bi_reduce_logits(const Source* logits, int64_t rows, int64_t columns, int64_t first_column, float scale,
                                  float cap, const Reduction* reduction, int threads) {
   const Reduction& out = *reduction;
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * columns >= 16384)

@@ -67,7 +67,7 @@ using namespace bi;
 
 // query may have no heads, and rope no dimensions: then this only writes keys and values. A token's slot is
 // block * block_size + offset; -1 writes nothing. Returns how many slots or positions lay outside of their tables.
-extern "C" int64_t bi_rope_and_kv_write(const Source* query, const Source* key, const Source* value, const Rope* rope,
+BI_EXPORT int64_t bi_rope_and_kv_write(const Source* query, const Source* key, const Source* value, const Rope* rope,
                                         const int64_t* positions, int64_t num_positions, const int64_t* slots,
                                         const Cache* cache, int64_t tokens, int32_t num_q_heads, const Sink* query_out,
                                         int threads) {

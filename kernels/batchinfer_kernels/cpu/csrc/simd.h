@@ -9,6 +9,10 @@
 #include <immintrin.h>
 #endif
 
+// All else is hidden (-fvisibility=hidden): templates and inline tables of two variants loaded into one process would
+// otherwise be taken for one another.
+#define BI_EXPORT extern "C" __attribute__((visibility("default")))
+
 namespace bi {
 
 #if defined(__AVX512F__)
