@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from batchinfer.jobs.spec import JobSpec
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _GLOB = re.compile(r"[*?\[]")
 
 

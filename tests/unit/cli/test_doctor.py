@@ -1,0 +1,101 @@
+"""The doctor finds what is wrong, says how to mend it, and never falls over."""
+
+import importlib.util
+import shutil
+
+import pytest
+
+from batchinfer.cli import checks_machine, checks_services
+from batchinfer.cli.checks import CheckStatus
+from batchinfer.settings import Settings
+from tests.program import batchinfer
+
+
+def by_name(result):
+    return {check["name"]: check for check in result.json["checks"]}
+
+
+def test_a_healthy_machine(monkeypatch):
+    monkeypatch.setenv("BATCHINFER_USD_PER_HOUR", "2.5")
+    result = batchinfer("doctor", "--json")
+    assert result.json["healthy"]
+    checks = by_name(result)
+    assert {
+        "database", "migrations", "python", "settings", "price", "home", "broker", "cpu", "memory", "compiler", "torch",
+        "gpu", "transformers", "engine", "model cache",
+    } <= set(checks)  # fmt: skip
+    assert checks["price"]["status"] == "ok"
+    assert "BATCHINFER_USD_PER_HOUR" in checks["settings"]["detail"]
+
+
+def test_for_people_it_is_a_line_a_check(monkeypatch):
+    monkeypatch.setattr("batchinfer.cli.doctor.run_checks", lambda _storage: [checks_machine.check_python()])
+    assert batchinfer("doctor").stdout.startswith("ok    python  3.")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name", "mend"),
+    [
+        ("DATABASE_URL", "postgresql://user:secret@127.0.0.1:1/x", "database", "BATCHINFER_DATABASE_URL"),
+        ("DATABASE_URL", "nonsense", "database", "BATCHINFER_DATABASE_URL"),
+        ("BROKER_URL", "redis://:secret@127.0.0.1:1/0", "broker", "BATCHINFER_BROKER_URL"),
+        ("ENGINE_FACTORY", "no.such.module:create", "engine", "BATCHINFER_ENGINE_FACTORY"),
+        ("PORT", "-1", "settings", "variable"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_way_out(monkeypatch, variable, value, name, mend):
+    monkeypatch.setenv(f"BATCHINFER_{variable}", value)
+    result = batchinfer("doctor", "--json", exit_code=1)
+    assert not result.json["healthy"]
+    check = by_name(result)[name]
+    assert check["status"] == "failed"
+    assert mend in check["mend"]
+    assert "secret" not in result.stdout
+
+
+def test_a_home_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    check = checks_services.check_folder(tmp_path / "file" / "home")
+    assert check.status is CheckStatus.FAILED
+    assert "BATCHINFER_HOME" in check.mend
+
+
+def test_a_price_that_nobody_set_is_an_assumption():
+    check = checks_services.check_price(Settings.load())
+    assert check.status is CheckStatus.WARNING
+    assert "BATCHINFER_USD_PER_HOUR" in check.mend
+
+
+def test_no_compiler_is_a_warning(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    check = checks_machine.check_compiler()
+    assert check.status is CheckStatus.WARNING
+    assert "g++" in check.mend
+
+
+def test_an_engine_in_a_package_that_does_not_exist():
+    assert importlib.util.find_spec("json") is not None
+    assert checks_machine.check_engine("json:loads").status is CheckStatus.OK
+    assert checks_machine.check_engine("nowhere.at.all:x").status is CheckStatus.FAILED
+
+
+def test_storage_is_tried_by_writing(tmp_path):
+    assert checks_services.check_storage(str(tmp_path / "new")).status is CheckStatus.OK
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").touch()
+    assert checks_services.check_storage(str(tmp_path / "file")).status is CheckStatus.FAILED
+    assert checks_services.check_storage("gopher://x/y").status is CheckStatus.FAILED
+
+
+@pytest.mark.service
+def test_a_broker_that_answers(redis_url):
+    assert checks_services.check_broker(redis_url).status is CheckStatus.OK
+
+
+@pytest.mark.service
+def test_a_database_of_an_older_program(postgres, monkeypatch):
+    url = postgres.create_database()
+    monkeypatch.setenv("BATCHINFER_DATABASE_URL", url)
+    check = by_name(batchinfer("doctor", "--json", exit_code=1))["migrations"]
+    assert check["mend"] == "batchinfer db upgrade"
+    postgres.drop_database(url)
