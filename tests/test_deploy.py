@@ -102,7 +102,7 @@ def test_prometheus_scrapes_a_route_that_exists(tmp_path):
     config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
     (job,) = [job for job in config["scrape_configs"] if job["job_name"] == "batchinfer"]
     assert job["static_configs"][0]["targets"] == ["api:8000"]
-    routes = {route.path for route in create_app(Settings.load(home=tmp_path)).routes}
+    routes = set(create_app(Settings.load(home=tmp_path)).openapi()["paths"])
     assert job.get("metrics_path", "/metrics") in routes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -67,10 +67,22 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
         ctx.exit()
 
 
+CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_HELP = """Run millions of prompts from Parquet files through a model, none lost, none twice.
+
+\b
+batchinfer run prompts.parquet --model model.gguf     here and now
+batchinfer submit prompts.parquet --model model.gguf  hand it to `batchinfer worker`
+
+Settings are environment variables that begin with BATCHINFER_; `batchinfer doctor` shows and checks them.
+"""
+
+
 @click.group(
     cls=LazyGroup,
     name="batchinfer",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=CONTEXT_SETTINGS,
+    help=_HELP,
     epilog=exit_codes.epilog(),
     no_args_is_help=True,
 )
@@ -80,14 +92,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
 )
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
-    r"""Run millions of prompts from Parquet files through a model, none lost, none twice.
-
-    \b
-    batchinfer run prompts.parquet --model model.gguf     here and now
-    batchinfer submit prompts.parquet --model model.gguf  hand it to `batchinfer worker`
-
-    Settings are environment variables that begin with BATCHINFER_; `batchinfer doctor` shows and checks them.
-    """
+    """Run millions of prompts from Parquet files through a model."""
     ctx.obj = {"debug": debug}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchinfer.cli.exit_codes import EXIT_CODES
-from batchinfer.cli.main import cli
+from batchinfer.cli.main import CONTEXT_SETTINGS, cli
 from batchinfer.types import ERROR_CODES
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def cli_page() -> str:
     parts = ["# The command line", _NOTE]
     for name, command in walk_commands(cli, "batchinfer"):
         # a fixed width and name, so that the page does not depend on who writes it
-        context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100)
+        context = click.Context(command, info_name=name, terminal_width=100, **CONTEXT_SETTINGS)
         parts.append(f"## {name}\n\n```\n{command.get_help(context).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
