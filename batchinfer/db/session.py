@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite statement waits for another process's write transaction."""
 
+POSTGRESQL_OPTIONS = {
+    "connect_timeout": 10,
+    # a worker that is frozen (SIGSTOP, a swapping machine) inside a transaction keeps its row locks, and with them
+    # everybody else, for as long as it sleeps: the server ends such a session; its statements run again later
+    "options": "-c idle_in_transaction_session_timeout=10s",
+    # a server that is gone without a word is noticed within half a minute
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
 READ_ONLY = {"batchinfer_read_only": True}
 
 
@@ -37,9 +49,7 @@ def create_db_engine(url: str | URL) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         return _create_sqlite(parsed)
     # READ COMMITTED, the default: the ledger's statements compare and set, and lock what they read before
-    return create_engine(
-        parsed, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args={"connect_timeout": 10}
-    )
+    return create_engine(parsed, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=POSTGRESQL_OPTIONS)
 
 
 def _parse(url: str | URL) -> URL:

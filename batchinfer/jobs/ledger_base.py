@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TRANSIENT_STATES = frozenset({"40001", "40P01", "53300", "57P01", "57P02", "57P03"})
-"""PostgreSQL: serialization failure, deadlock, too many connections, and three kinds of restart."""
+_TRANSIENT_STATES = frozenset({"25P03", "40001", "40P01", "53300", "57P01", "57P02", "57P03"})
+"""PostgreSQL: a session that slept in a transaction, serialization failure, deadlock, too many connections, and three
+kinds of restart."""
 
 
 def is_transient(error: DBAPIError) -> bool:

@@ -1,0 +1,78 @@
+"""A bad night: two workers on Redis and PostgreSQL, and everything that can be taken away is taken away."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from batchinfer.jobs.spec import JobSpec
+from batchinfer.jobs.status import AttemptState, JobState, Outcome
+from tests.acceptance.farm import Farm, check_books, write_prompts
+
+NUM_ROWS = 3000
+
+
+@pytest.fixture
+def farm(tmp_path, postgresql_url, redis_url):
+    farm = Farm(tmp_path, postgresql_url, redis_url)
+    yield farm
+    farm.close()
+
+
+def lost_attempts(farm: Farm, job_id: str, pid: int) -> int:
+    """Attempts that a worker process lost."""
+    attempts = farm.ledger.attempts(job_id)
+    return sum(attempt.state is AttemptState.LOST and f"-{pid}-" in attempt.worker_id for attempt in attempts)
+
+
+@pytest.mark.service
+def test_a_job_survives_everything_and_each_row_ends_once(farm, postgres, redis_server, tmp_path):
+    """kill -9 (twice), SIGSTOP past the lease and SIGCONT, FLUSHDB, a restart of PostgreSQL: the job ends by itself.
+
+    What the zombie still writes changes nothing: each row has one outcome, and rows, tokens and money add up.
+    """
+    write_prompts(tmp_path / "input.parquet", [f"SLEEP:0.004 row {row}" for row in range(NUM_ROWS)])
+    spec = JobSpec(
+        inputs=str(tmp_path / "input.parquet"),
+        model="fake",
+        output=str(tmp_path / "out"),
+        shard_rows=100,
+        max_attempts=5,
+    )
+    job, _ = farm.ledger.submit(spec)
+    first, second = farm.start_worker(), farm.start_worker()
+    farm.wait_for_rows(job.id, 200)
+
+    first.kill()
+    first.wait()
+    farm.wait("the killed worker's lease is lost", lambda: lost_attempts(farm, job.id, first.pid))
+    third = farm.start_worker()
+
+    redis_server.flush()
+    farm.wait_for_rows(job.id, 600)
+
+    os.kill(second.pid, signal.SIGSTOP)
+    farm.wait("the frozen worker's lease is lost", lambda: lost_attempts(farm, job.id, second.pid))
+    os.kill(second.pid, signal.SIGCONT)
+    farm.wait_for_rows(job.id, 1200)
+
+    postgres.restart()
+    farm.wait_for_rows(job.id, 1600)
+
+    third.kill()
+    third.wait()
+    fourth = farm.start_worker()
+    job = farm.wait_until_ended(job.id)
+
+    assert (job.state, job.outcome) == (JobState.COMPLETED, Outcome.SUCCEEDED), farm.logs()
+    check_books(farm.ledger, job)
+    assert set(farm.calls()) == {f"SLEEP:0.004 row {row}" for row in range(NUM_ROWS)}
+    for worker in (second, fourth):
+        worker.terminate()
+        assert worker.wait(timeout=30) == 0, farm.logs()
+    assert farm.ledger.list_workers() == [] or {worker.pid for worker in farm.ledger.list_workers()} <= {
+        first.pid,
+        third.pid,
+    }
