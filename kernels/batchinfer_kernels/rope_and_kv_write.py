@@ -287,15 +287,14 @@ def rope_reference(x: torch.Tensor, positions: torch.Tensor, rope: Rope, norm: t
 
 def kv_write_reference(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, kv: PagedKV) -> None:
     """Write embedded ``k`` and ``v`` into the cache, in plain torch."""
+    is_kept = slots >= 0
+    slots = slots[is_kept].long()
+    block, offset = slots // kv.block_size, slots % kv.block_size
     for source, cache, scales in ((k, kv.keys, kv.key_scale), (v, kv.values, kv.value_scale)):
-        for token, slot in enumerate(slots.tolist()):
-            block, offset = divmod(slot, kv.block_size)
-            if slot < 0:
-                continue
-            if scales is None:
-                cache[block, offset] = source[token].to(cache.dtype)
-            else:
-                cache[block, offset], scales[block, :, offset] = quantize_rows_reference(source[token])
+        if scales is None:
+            cache[block, offset] = source[is_kept].to(cache.dtype)
+        else:
+            cache[block, offset], scales[block, :, offset] = quantize_rows_reference(source[is_kept])
 
 
 def rope_and_kv_write_reference(

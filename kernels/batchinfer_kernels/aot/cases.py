@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from batchinfer_kernels import act_and_mul, quantize, rms_norm
+from batchinfer_kernels.attention_plan import QuerySpan, plan_attention
+from batchinfer_kernels.paged_attention import AttentionForm, paged_attention
 from batchinfer_kernels.paged_kv import PagedKV
 from batchinfer_kernels.rope_and_kv_write import Rope, rope_and_kv_write
 
@@ -98,6 +100,40 @@ def rope_cases() -> list[Case]:
     return found
 
 
+def attention_cases() -> list[Case]:
+    """Decode, prefill and mixed steps at the sizes of well-known models."""
+    decode = [QuerySpan(i, 1, 2000, i) for i in range(8)]
+    prefill = [QuerySpan(0, 512, 1024, 0)]
+    mixed = [*decode, QuerySpan(8, 512, 1024, 8)]
+    found = []
+    for name, spans, heads, kv_heads, head_dim, dtype, block_size, window, softcap in (
+        ("decode 32/8 heads of 128", decode, 32, 8, 128, BF16, 64, None, None),
+        ("decode 32/8 heads of 128, int8", decode, 32, 8, 128, I8, 64, None, None),
+        ("decode 9/3 heads of 64, block 16", decode, 9, 3, 64, BF16, 16, None, None),
+        ("decode 64/8 heads of 64, window, block 128", decode, 64, 8, 64, BF16, 128, 128, None),
+        ("prefill 32/8 heads of 128", prefill, 32, 8, 128, BF16, 64, None, None),
+        ("prefill 32/8 heads of 128, int8", prefill, 32, 8, 128, I8, 64, None, None),
+        ("prefill 32/32 heads of 80", prefill, 32, 32, 80, BF16, 64, None, None),
+        ("prefill 8/4 heads of 256, window, softcap", prefill, 8, 4, 256, BF16, 64, 4096, 50.0),
+        ("mixed 32/8 heads of 128", mixed, 32, 8, 128, BF16, 64, None, None),
+        ("mixed 28/4 heads of 128, int8, block 16", mixed, 28, 4, 128, I8, 16, None, None),
+    ):
+        plan = plan_attention(spans, group_size=heads // kv_heads, sliding_window=window).to("meta")
+        num_tokens = sum(span.num_queries for span in spans)
+        run = partial(
+            paged_attention,
+            meta(num_tokens, heads, head_dim),
+            paged_kv(kv_heads, head_dim, dtype, block_size),
+            meta(len(spans), 64, dtype=I32),
+            meta(num_tokens, dtype=I32),
+            plan,
+            AttentionForm(head_dim**-0.5, window, softcap, meta(heads, dtype=F32) if window else None),
+        )
+        # the merge reads its states' log-sum-exps one at a time, each a 128th of what it belongs to
+        found.append(Case(f"attention {name}", run, {0: (r"mma",), 90: (r"cp\.async",)}, max_scalar_loads_in_loops=4))
+    return found
+
+
 def all_cases() -> list[Case]:
     """Every case of the gate."""
-    return rows_cases() + rope_cases()
+    return rows_cases() + rope_cases() + attention_cases()
