@@ -52,11 +52,16 @@ class Farm:
         self._engine = create_db_engine(database_url)
         self.ledger = Ledger(self._engine, retry_seconds=30)
 
-    def start_worker(self) -> subprocess.Popen[bytes]:
-        """Start ``batchinfer worker``; its log goes to a file in the folder."""
+    def start_worker(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start ``batchinfer worker`` (or another command); its log goes to a file in the folder."""
         with (self.folder / f"worker-{len(self._workers)}.log").open("wb") as log:
             worker = subprocess.Popen(
-                [*COMMAND, "worker"], cwd=ROOT, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command or [*COMMAND, "worker"],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         self._workers.append(worker)
         return worker

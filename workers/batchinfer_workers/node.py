@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from batchinfer import __version__
@@ -36,6 +37,8 @@ DRAIN_SECONDS = 30.0
 MODEL_SECONDS = 300.0
 """How long a loaded model's shards go before others, so that jobs of two models do not reload at each shard."""
 REPORT_SECONDS = 5.0
+FORGET_AFTER = timedelta(days=1)
+"""A worker that has been silent for this long is no more worth showing."""
 _log = logging.getLogger(__name__)
 
 
@@ -82,6 +85,7 @@ class WorkerNode:
     def start(self) -> None:
         """Register and begin to tick."""
         self._register()
+        self._forget_the_dead()
         self.ticker.start()
 
     @property
@@ -204,6 +208,13 @@ class WorkerNode:
             version=__version__,
             models=self._models or (),
         )
+
+    def _forget_the_dead(self) -> None:
+        """Drop workers that were killed long ago, so that the list does not grow with every one."""
+        long_ago = datetime.now(UTC) - FORGET_AFTER
+        for worker in self._ledger.list_workers():
+            if worker.last_seen_at < long_ago:
+                self._ledger.drop_worker(worker.id)
 
     def _report(self) -> None:
         """Tell the database every few seconds that this worker lives and what it does."""
