@@ -1,6 +1,7 @@
 """Kernels are compiled once, found again, and whoever cannot have them computes with torch."""
 
 import multiprocessing
+import shutil
 import subprocess
 import sys
 
@@ -48,7 +49,7 @@ def test_builders_at_the_same_time_end_with_one_whole_file(tiny_sources, tmp_pat
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     children = [
-        context.Process(target=build_in_child, args=(tiny_sources, tmp_path / "cache", queue)) for _ in range(3)
+        context.Process(target=build_in_child, args=(tiny_sources, tmp_path / "cache", queue)) for _ in range(2)
     ]
     for child in children:
         child.start()
@@ -81,16 +82,16 @@ def test_a_cache_that_cannot_be_written_names_the_variable(tiny_sources, tmp_pat
         build(PORTABLE, folder=blocker / "cache")
 
 
-def test_a_damaged_library_is_built_anew(tmp_path):
-    """Cut off by a full disk, say; the next start mends it."""
+def test_a_damaged_library_is_built_anew(monkeypatch, tmp_path):
+    """Cut off by a full disk, say; the next start mends it. (The compiler is played by a copy.)"""
     path = build(PORTABLE)
-    whole = path.read_bytes()
     copy = tmp_path / path.name
+    monkeypatch.setattr(build_module, "_compile", lambda *_: shutil.copy(path, copy))
     copy.write_bytes(b"not a library")
     with pytest.raises(LibraryError, match="cannot load"):
         load_library(copy)
     assert choice.native_ops(PORTABLE, folder=tmp_path).name == "portable"
-    assert copy.stat().st_size == pytest.approx(len(whole), rel=0.1)
+    assert copy.read_bytes() == path.read_bytes()
 
 
 def test_the_variable_chooses_the_variant(monkeypatch):

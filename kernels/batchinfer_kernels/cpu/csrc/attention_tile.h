@@ -1,6 +1,7 @@
 // One tile: up to MAX_ROWS query rows of one kv head, split after split.
 #pragma once
 #include <algorithm>
+#include <utility>
 
 #include "attention_kernels.h"
 #include "attention_plan.h"
@@ -106,10 +107,16 @@ class Tile {
 
   void run_rows(const Plan& plan, const Item& item, bool is_final) {
     const int32_t* table = plan.tables + item.table * plan.table_stride;
-    if (is_final) start(plan, item.split_begin);
+    bool is_empty = is_final && !start(plan, item.split_begin);
     for (int s = item.split_begin; s < item.split_end && s * SPLIT < high; s++) {
       if ((s + 1) * SPLIT <= low) continue;
       compute(s * SPLIT, table);
+      if (is_empty) {  // merging with nothing gives the same bits as taking the split as it is
+        std::swap(out, split_out);
+        std::copy(split_state, split_state + count, state);
+        is_empty = false;
+        continue;
+      }
       for (int r = 0; r < count; r++)
         if (is_final)
           merge(state[r], out + r * v_dim, split_state[r], split_out + r * v_dim, v_dim);
@@ -132,8 +139,9 @@ class Tile {
     if (split_state[r].peak != -INFINITY) memcpy(to + 2, split_out + r * v_dim, v_dim * sizeof(float));
   }
 
-  // Begin with what was kept of the splits before `split_begin`.
-  void start(const Plan& plan, int split_begin) {
+  // Begin with what was kept of the splits before `split_begin`; false if there are none.
+  bool start(const Plan& plan, int split_begin) {
+    if (split_begin <= low / SPLIT) return false;
     for (int r = 0; r < count; r++) {
       state[r] = {-INFINITY, 0.0f};
       memset(out + r * v_dim, 0, v_dim * sizeof(float));
@@ -143,6 +151,7 @@ class Tile {
         merge(state[r], out + r * v_dim, {from[0], from[1]}, from + 2, v_dim);
       }
     }
+    return true;
   }
 
   void finish(int r) {
