@@ -55,7 +55,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig) -> EngineCore:
         max_kv_tokens=runner.num_blocks * config.block_size,
         seed=config.seed,
     )
-    return EngineCore(runner, scheduler, ingest, Sampler(loaded.eos_token_ids))
+    return EngineCore(runner, scheduler, ingest, Sampler(loaded.eos_token_ids), kernels=runner.kernels)
 
 
 class Engine:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from batchinfer.engine.attention import ATTENTION_NAME, AttentionOptions, BatchContext, register_attention
-from batchinfer.engine.attention_groups import Span, group_spans
-from batchinfer.engine.kv_cache import KVCache, LayerShape
+from batchinfer.engine.attention import ATTENTION_NAME, AttentionOptions, register_attention
+from batchinfer.engine.attention_backend import bytes_per_block, choose_attention
+from batchinfer.engine.attention_groups import Span
+from batchinfer.engine.kv_cache import LayerShape
 from batchinfer.errors import ModelError
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 MIN_ROWS = 4
 """Least rows of a matrix product: below it, fp32 linears on a CPU round differently than in a larger batch."""
-MAX_CPU_CACHE_BYTES = 4 * 1024**3
+DEFAULT_CPU_CACHE_BYTES = 1024**3
+"""A cache on a CPU whose size was left open: some 24,000 tokens of a 135M model, and all of it becomes resident."""
 MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.85}
 """Share of the free memory a cache may take when its size was left open."""
 
@@ -38,10 +40,14 @@ class ModelRunner:
         self._model = loaded.model
         self._model.set_attn_implementation(ATTENTION_NAME)
         self._device = loaded.device
-        self._block_size = config.block_size
         layers = probe_layers(self._model, loaded.device, loaded.name)
         self.num_blocks = choose_num_blocks(layers, loaded, config)
-        self._kv_cache = KVCache(layers, self.num_blocks, config.block_size, loaded.dtype, loaded.device)
+        self._attention = choose_attention(layers, self.num_blocks, config.block_size, loaded.dtype, loaded.device)
+
+    @property
+    def kernels(self) -> str:
+        """Which attention runs: a kernel variant or ``torch``."""
+        return self._attention.name
 
     @torch.inference_mode()
     def execute(self, scheduled: Sequence[ScheduledSequence]) -> torch.Tensor:
@@ -50,20 +56,15 @@ class ModelRunner:
         tokens = [t for s in scheduled for t in s.sequence.token_ids[s.start : s.start + s.num_new_tokens]]
         positions = [p for s in scheduled for p in range(s.start, s.start + s.num_new_tokens)]
         sampling = [span.row + span.num_queries - 1 for span, s in zip(spans, scheduled, strict=True) if s.samples]
+        inputs = self._row(_padded(tokens)).unsqueeze(0)
         logits = _forward(
             self._model,
-            input_ids=self._row(_padded(tokens)).unsqueeze(0),
+            input_ids=inputs,
             position_ids=self._row(_padded(positions)).unsqueeze(0),
             logits_to_keep=self._row(_padded(sampling)),
-            paged_context=self._context(spans, len(tokens)),
+            paged_context=self._attention.context(spans, inputs.shape[1]),
         )
         return logits[: len(sampling)]
-
-    def _context(self, spans: list[Span], num_tokens: int) -> BatchContext:
-        size = self._block_size
-        slots = [s.block_table[p // size] * size + p % size for s in spans for p in range(s.start, s.context)]
-        assert len(slots) == num_tokens
-        return BatchContext(self._kv_cache, self._row(slots), group_spans(spans, size, self._device))
 
     def _row(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
@@ -136,16 +137,20 @@ def choose_num_blocks(layers: Sequence[LayerShape], loaded: LoadedModel, config:
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
-    block_bytes = config.block_size * loaded.dtype.itemsize * sum(layer.num_elements for layer in layers)
-    size = config.kv_cache_bytes if config.kv_cache_bytes is not None else _memory_for_cache(loaded.device)
-    most = config.max_num_seqs * -(-loaded.max_model_len // config.block_size)
-    if (num_blocks := min(most, size // block_bytes)) < 1:
+    block_bytes = bytes_per_block(layers, config.block_size, loaded.dtype, loaded.device)
+    blocks_a_sequence = -(-loaded.max_model_len // config.block_size)
+    size = config.kv_cache_bytes
+    if size is None:
+        size = _memory_for_cache(loaded.device, blocks_a_sequence * block_bytes)
+    if (num_blocks := min(config.max_num_seqs * blocks_a_sequence, size // block_bytes)) < 1:
         raise ModelError(f"a KV cache of {size} bytes holds no block of {block_bytes}; raise kv_cache_bytes")
     return num_blocks
 
 
-def _memory_for_cache(device: torch.device) -> int:
+def _memory_for_cache(device: torch.device, one_sequence: int) -> int:
+    """Bytes for a cache whose size was left open; on a CPU more than the default only if one sequence needs more."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * MEMORY_SHARE["cuda"])
-    return min(MAX_CPU_CACHE_BYTES, int(psutil.virtual_memory().available * MEMORY_SHARE["cpu"]))
+    available = int(psutil.virtual_memory().available * MEMORY_SHARE["cpu"])
+    return min(max(DEFAULT_CPU_CACHE_BYTES, one_sequence), available)

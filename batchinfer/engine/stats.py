@@ -65,6 +65,9 @@ class EngineStats:
     unfinished_device_ns: int = 0
     """Charged to rows that are not finished yet."""
 
+    kernels: str = ""
+    """What attention runs in: a kernel variant's name or ``torch``."""
+
     @property
     def mean_batch_size(self) -> float:
         """Sequences computed a step, on average."""
@@ -75,7 +78,7 @@ class EngineStats:
         """Share of prompt tokens found in the KV cache."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, Any]:
         """Field name to value, ready for JSON."""
         return asdict(self)
 

@@ -1,0 +1,92 @@
+"""Paged attention by the CPU kernels: what :mod:`batchinfer.engine.attention` says in torch, in C++."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from batchinfer_kernels.cpu import AttentionBatch, KVShape, PagedKVCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchinfer.engine.attention import AttentionOptions
+    from batchinfer.engine.attention_groups import Span
+    from batchinfer.engine.kv_cache import LayerShape
+    from batchinfer_kernels.cpu import AttentionPlan, LayerKV, Ops
+
+DTYPES = (torch.float32, torch.bfloat16)
+BLOCK_MULTIPLE = 16
+"""The kernels keep keys and values in tiles of so many tokens."""
+NO_SLOT = -1
+"""Where the KV of padding goes: nowhere."""
+
+
+def kv_shape(layer: LayerShape) -> KVShape:
+    """The kernels' name for the KV of a layer."""
+    return KVShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim)
+
+
+class NativeAttention:
+    """Keys and values of all layers in the kernels' layout, and the contexts of steps over them."""
+
+    def __init__(
+        self, ops: Ops, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype
+    ) -> None:
+        self.ops = ops
+        self.kv_cache = PagedKVCache([kv_shape(layer) for layer in layers], num_blocks, block_size, dtype)
+
+    @property
+    def name(self) -> str:
+        """Which kernels these are."""
+        return self.ops.name
+
+    def context(self, spans: Sequence[Span], num_rows: int) -> NativeContext:
+        """Context of a step whose packed tokens are padded to ``num_rows``."""
+        size = self.kv_cache.block_size
+        slots = [s.block_table[p // size] * size + p % size for s in spans for p in range(s.start, s.context)]
+        slots += [NO_SLOT] * (num_rows - len(slots))
+        batch = AttentionBatch.of(
+            [s.num_queries for s in spans], [s.context for s in spans], [s.block_table for s in spans]
+        )
+        return NativeContext(self, torch.tensor(slots, dtype=torch.int64), batch)
+
+
+class NativeContext:
+    """A step's layout; the work it causes is found by the first layer and used by all."""
+
+    def __init__(self, attention: NativeAttention, slots: torch.Tensor, batch: AttentionBatch) -> None:
+        self.ops = attention.ops
+        self.slots = slots
+        """Where the packed rows' KV goes, int64 ``[num_rows]``; padding has :data:`NO_SLOT`."""
+        self._kv_cache = attention.kv_cache
+        self._batch = batch
+        self._plan: AttentionPlan | None = None
+
+    def layer(self, index: int) -> LayerKV:
+        """A layer's cache."""
+        return self._kv_cache.layer(index)
+
+    def plan(self, layer: LayerKV, num_heads: int) -> AttentionPlan:
+        """The step's work."""
+        if self._plan is None:
+            self._plan = self.ops.plan_attention(self._batch, layer, num_heads)
+        return self._plan
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """Write the new KV, then attend; see :meth:`batchinfer.engine.attention.PagedContext.attend`."""
+        cache = self.layer(layer)
+        num_rows, num_heads, _ = query.shape
+        self.ops.kv_write(key.reshape(num_rows, -1), value.reshape(num_rows, -1), self.slots, cache)
+        return self.ops.paged_attention(
+            query.contiguous(),
+            cache,
+            self.plan(cache, num_heads),
+            scale=options.scaling,
+            window=options.sliding_window,
+            softcap=options.softcap,
+            sinks=options.sinks,
+        )
