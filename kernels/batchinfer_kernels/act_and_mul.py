@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch.nn import functional
 
+from batchinfer_kernels import reference
 from batchinfer_kernels.jit import jit
 from batchinfer_kernels.quantize import (
     check_rows,
@@ -18,7 +18,7 @@ from batchinfer_kernels.quantize import (
     smooth_and_rotate,
 )
 
-ACTIVATIONS = ("silu", "gelu")
+ACTIVATIONS = ("silu", "gelu_tanh")
 CHUNK = 4096
 """Numbers a program holds at once; a row of an 8B model has 14,336, and would not fit the registers."""
 
@@ -81,7 +81,7 @@ def _checked_width(x: torch.Tensor, activation: str, rotation: int) -> int:
 def act_and_mul(x: torch.Tensor, activation: str) -> torch.Tensor:
     """``act(gate) * up`` of ``x [num_tokens, 2 * n]`` = (gate, up): ``[num_tokens, n]`` in the type of ``x``.
 
-    ``activation`` is ``silu`` or ``gelu`` (the tanh form). Moves ``num_tokens * 3 * n`` numbers.
+    ``activation`` is ``silu`` or ``gelu_tanh``. Moves ``num_tokens * 3 * n`` numbers.
     """
     n = _checked_width(x, activation, 0)
     out = torch.empty(len(x), n, dtype=x.dtype, device=x.device)
@@ -89,7 +89,7 @@ def act_and_mul(x: torch.Tensor, activation: str) -> torch.Tensor:
         tile = row_tile(min(n, CHUNK))
         grid = (len(x), triton.cdiv(n, tile.rows * tile.columns))
         _act_and_mul_kernel[grid](
-            x, x.stride(0), out, n, activation == "gelu", tile.rows, tile.columns, num_warps=tile.num_warps
+            x, x.stride(0), out, n, activation == "gelu_tanh", tile.rows, tile.columns, num_warps=tile.num_warps
         )
     return out
 
@@ -107,20 +107,14 @@ def act_and_mul_quantize(
     if len(x):
         tile = row_tile(min(n, CHUNK), rotation)
         _act_and_mul_quantize_kernel[(len(x),)](
-            x, x.stride(0), out, scale, smoothing, n, activation == "gelu", rotation, tile.rows, tile.columns,
+            x, x.stride(0), out, scale, smoothing, n, activation == "gelu_tanh", rotation, tile.rows, tile.columns,
             num_warps=tile.num_warps,
         )  # fmt: skip
     return out, scale
-
-
-def act_and_mul_reference(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """:func:`act_and_mul` in plain torch, in float32."""
-    gate, up = x.float().chunk(2, dim=-1)
-    return (functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")) * up
 
 
 def act_and_mul_quantize_reference(
     x: torch.Tensor, activation: str, *, smoothing: torch.Tensor | None = None, rotation: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`act_and_mul_quantize` in plain torch."""
-    return quantize_rows_reference(act_and_mul_reference(x, activation), smoothing=smoothing, rotation=rotation)
+    return quantize_rows_reference(reference.act_and_mul(x, activation), smoothing=smoothing, rotation=rotation)

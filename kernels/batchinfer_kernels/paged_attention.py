@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from batchinfer_kernels import reference
 from batchinfer_kernels.attention_plan import ALIGNMENT, ITEM_FIELDS
 from batchinfer_kernels.jit import jit
 from batchinfer_kernels.merge_states import launch_merge
@@ -261,23 +262,12 @@ def paged_attention_reference(
     """:func:`paged_attention` in plain torch and float32, sequence by sequence; tokens in no span are NaN."""
     keys, values = (cache.flatten(0, 1) for cache in kv.dequantized())
     out = torch.full(q.shape, float("nan"))
-    group = q.shape[1] // kv.num_kv_heads
     for span in spans:
         at = torch.arange(span.context)
         slots = block_tables[span.table].long()[at // kv.block_size] * kv.block_size + at % kv.block_size
-        k, v = (cache[slots].repeat_interleave(group, dim=1) for cache in (keys, values))
         rows = slice(span.first, span.first + span.num_queries)
-        scores = torch.einsum("qhd,nhd->hqn", q[rows].float(), k) * form.scale
-        if form.softcap is not None:
-            scores = torch.tanh(scores / form.softcap) * form.softcap
-        position = torch.arange(span.context - span.num_queries, span.context)[:, None]
-        hidden = at > position
-        if form.sliding_window is not None:
-            hidden |= at <= position - form.sliding_window
-        scores = scores.masked_fill(hidden, float("-inf"))
-        if form.sinks is not None:
-            sink = form.sinks[:, None, None].expand(-1, span.num_queries, 1)
-            scores = torch.cat((scores, sink), dim=-1)
-        weights = torch.softmax(scores, dim=-1)[..., : span.context]
-        out[rows] = torch.einsum("hqn,nhd->qhd", weights, v)
+        out[rows] = reference.attention(
+            q[rows], keys[slots], values[slots], scale=form.scale, window=form.sliding_window, softcap=form.softcap,
+            sinks=form.sinks,
+        )  # fmt: skip
     return out

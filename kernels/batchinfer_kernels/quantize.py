@@ -7,19 +7,17 @@ zeros gets scale 0; a row with an infinity or NaN gets scale NaN, so that its pr
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from batchinfer_kernels import reference
 from batchinfer_kernels.jit import jit
 
 TILE_COLUMNS = 64
 MAX_ROTATION = 64
-SMALLEST_PEAK = 1e-30
-"""Below it 127 / peak would overflow; such a row is a row of zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ def peak_of(x: tl.tensor) -> tl.tensor:
 
 @jit()
 def scale_of(peak: tl.tensor) -> tl.tensor:
-    """The scale of a row whose largest magnitude is ``peak``."""
+    """The scale of a row whose largest magnitude is ``peak``; below 1e-30 it counts as a row of zeros."""
     scale = tl.where(peak < 1e-30, 0.0, tl.div_rn(peak, 127.0))
     return tl.where(peak < float("inf"), scale, float("nan"))
 
@@ -180,26 +178,9 @@ def quantize_rows(
     return out, scale
 
 
-def hadamard(size: int) -> torch.Tensor:
-    """The Hadamard matrix ``[size, size]`` in natural order, scaled to keep lengths."""
-    matrix = torch.ones(1, 1)
-    while len(matrix) < size:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return matrix / math.sqrt(size)
-
-
 def quantize_rows_reference(
     x: torch.Tensor, *, smoothing: torch.Tensor | None = None, rotation: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`quantize_rows` in plain torch."""
-    x = x.float()
-    if smoothing is not None:
-        x = x * smoothing
-    if rotation > 1:
-        x = (x.reshape(len(x), x.shape[1] // rotation, rotation) @ hadamard(rotation).to(x.device)).flatten(1)
-    peak = x.abs().amax(dim=-1, keepdim=True)
-    is_finite = x.isfinite().all(dim=-1, keepdim=True)
-    is_plain = is_finite & (peak >= SMALLEST_PEAK)
-    quantised = torch.where(is_plain, (x * (127.0 / peak)).round(), 0.0).nan_to_num(0.0).to(torch.int8)
-    scale = torch.where(is_plain, peak / 127.0, torch.where(is_finite, 0.0, float("nan")))
-    return quantised, scale.squeeze(-1)
+    x = x.float() if smoothing is None else x.float() * smoothing
+    return reference.quantize_rows(reference.rotate(x, rotation))

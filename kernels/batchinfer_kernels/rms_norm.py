@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
+from batchinfer_kernels import reference
 from batchinfer_kernels.jit import jit
 from batchinfer_kernels.quantize import check_rows, emit_row, quantize_rows_reference, row_tile, tile_sum
 
@@ -91,11 +92,9 @@ def rms_norm_reference(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """:func:`rms_norm` in plain torch, in float32; the residual is changed as the kernel changes it."""
-    values = x.float()
     if residual is not None:
-        residual.copy_(residual.float() + values)
-        values = residual.float()
-    return values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps) * (weight.float() + weight_offset)
+        x = residual.copy_(residual.float() + x.float())
+    return reference.rms_norm(x, weight, eps, weight_offset=weight_offset)
 
 
 def rms_norm_quantize_reference(

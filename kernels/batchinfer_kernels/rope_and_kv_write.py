@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
+from batchinfer_kernels import reference
 from batchinfer_kernels.jit import jit
-from batchinfer_kernels.quantize import quantize_rows_reference, quantized, scale_of
-from batchinfer_kernels.rms_norm import rms_norm_reference
+from batchinfer_kernels.quantize import quantized, scale_of
 
 if TYPE_CHECKING:
     from batchinfer_kernels.paged_kv import PagedKV
@@ -270,19 +270,10 @@ def rope_and_kv_write(
 
 def rope_reference(x: torch.Tensor, positions: torch.Tensor, rope: Rope, norm: torch.Tensor | None) -> torch.Tensor:
     """``x [num_tokens, num_heads, head_dim]`` normed and embedded, in float32 and plain torch."""
-    x = x.float()
     if norm is not None:
-        x = rms_norm_reference(x, norm, rope.norm_eps, weight_offset=rope.norm_offset)
-    half = rope.cos.shape[1]
-    cos, sin = (table[positions.long()][:, None, :] for table in (rope.cos, rope.sin))
-    rotary, rest = x[..., : 2 * half], x[..., 2 * half :]
-    if rope.interleaved:
-        a, b = rotary[..., ::2], rotary[..., 1::2]
-        rotated = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(2)
-    else:
-        a, b = rotary[..., :half], rotary[..., half:]
-        rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    return torch.cat((rotated, rest), dim=-1)
+        x = reference.rms_norm(x, norm, rope.norm_eps, weight_offset=rope.norm_offset)
+    at = positions.long()
+    return reference.rope(x, rope.cos[at], rope.sin[at], interleaved=rope.interleaved)
 
 
 def kv_write_reference(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, kv: PagedKV) -> None:
@@ -294,7 +285,7 @@ def kv_write_reference(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, kv
         if scales is None:
             cache[block, offset] = source[is_kept].to(cache.dtype)
         else:
-            cache[block, offset], scales[block, :, offset] = quantize_rows_reference(source[is_kept])
+            cache[block, offset], scales[block, :, offset] = reference.quantize_rows(source[is_kept])
 
 
 def rope_and_kv_write_reference(

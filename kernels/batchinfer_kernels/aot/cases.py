@@ -60,7 +60,7 @@ def rows_cases() -> list[Case]:
     found += [
         Case("silu_and_mul 14336", partial(act_and_mul.act_and_mul, x, "silu")),
         Case("silu_and_mul 14336, rotation, int8", partial(act_and_mul.act_and_mul_quantize, x, "silu", rotation=64)),
-        Case("gelu_and_mul 14336, int8", partial(act_and_mul.act_and_mul_quantize, x, "gelu")),
+        Case("gelu_and_mul 14336, int8", partial(act_and_mul.act_and_mul_quantize, x, "gelu_tanh")),
         Case("quantize_rows 4096", partial(quantize.quantize_rows, meta(64, 4096))),
         Case("quantize_rows 4096, rotation", partial(quantize.quantize_rows, meta(64, 4096), rotation=64)),
     ]
