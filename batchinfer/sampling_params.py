@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
+MAX_TOKENS = 2**31 - 1
+"""Far above any context; keeps sums of estimates within 64 bits."""
 
 
 class SamplingParams(BaseModel):
@@ -19,11 +21,15 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    max_tokens: Annotated[int, Field(ge=0, description="most tokens to generate; clamped to the context")] = 256
-    min_tokens: Annotated[int, Field(ge=0, description="tokens before EOS or a stop string may end the row")] = 0
+    max_tokens: Annotated[
+        int, Field(ge=0, le=MAX_TOKENS, description="most tokens to generate; clamped to the context")
+    ] = 256
+    min_tokens: Annotated[
+        int, Field(ge=0, le=MAX_TOKENS, description="tokens before EOS or a stop string may end the row")
+    ] = 0
     temperature: Annotated[float, Field(ge=0, le=100, description="0 is greedy")] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1, description="nucleus mass; 1 is off")] = 1.0
-    top_k: Annotated[int, Field(ge=-1, description="candidates kept; 0 or -1 is off")] = 0
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS, description="candidates kept; 0 or -1 is off")] = 0
     min_p: Annotated[float, Field(ge=0, le=1, description="least share of the best token's probability")] = 0.0
     seed: Annotated[int | None, Field(ge=0, lt=2**63, description="seed of this row's random numbers")] = None
     stop: Annotated[tuple[str, ...], Field(description="strings that end the row; cut from the output")] = ()

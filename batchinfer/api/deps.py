@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Path, Query, Request
 
 from batchinfer.errors import NotFoundError
-from batchinfer.jobs.service import MAX_PAGE, JobService
+from batchinfer.jobs.service import MAX_KEY_LENGTH, MAX_PAGE, JobService
 
 _JOB_ID = re.compile(r"[\w-]{1,64}", re.ASCII)
 
@@ -43,7 +43,7 @@ IdempotencyKey = Annotated[
     Header(
         alias="Idempotency-Key",
         min_length=1,
-        max_length=255,
+        max_length=MAX_KEY_LENGTH,
         description="The same key with the same body gives the same job; with another body 409.",
     ),
 ]

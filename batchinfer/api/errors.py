@@ -33,7 +33,12 @@ def error_body(status: int, message: str, *, param: str | None = None, code: str
     kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
     fallback = "internal_error" if kind == "server_error" else "invalid_request"
     chosen = code or _CODES.get(HTTPStatus(status), fallback)
-    return {"error": {"message": message, "type": kind, "param": param, "code": chosen}}
+    return {"error": {"message": _storable(message), "type": kind, "param": _storable(param), "code": chosen}}
+
+
+def _storable(text: str | None) -> str | None:
+    """Text that quotes a client may hold lone surrogates, which no response can carry."""
+    return None if text is None else text.encode(errors="replace").decode()
 
 
 def error_response(
@@ -66,11 +71,12 @@ async def _on_batchinfer_error(_request: Request, error: Exception) -> JSONRespo
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
+    code = "invalid_json" if error.status_code == HTTPStatus.BAD_REQUEST else None
     if error.status_code == HTTPStatus.NOT_FOUND:
         message = f"No route {request.method} {request.url.path}; /docs lists what there is."
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"{request.url.path} does not answer {request.method}; /docs lists what it does."
-    return error_response(error.status_code, message, headers=dict(error.headers or {}))
+    return error_response(error.status_code, message, code=code, headers=dict(error.headers or {}))
 
 
 async def _on_invalid_request(_request: Request, error: Exception) -> JSONResponse:

@@ -53,7 +53,7 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
     shown = [(name, value) for name, value in fields if value]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
-        click.echo(f"{name:<{width}}  {value}")
+        click.echo(f"{name:<{width}}  {value}".rstrip())
 
 
 def one_line(text: str, limit: int | None = None) -> str:

@@ -12,11 +12,13 @@ from batchinfer.cli.connect import open_service
 from batchinfer.cli.console import MISSING, count, one_line, print_fields, print_json, print_table, size, usd
 from batchinfer.cli.exit_codes import ExitCode
 from batchinfer.cli.options import json_option
+from batchinfer.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchinfer.dataset.verify import VerifyReport
+    from batchinfer.jobs.service import JobService
     from batchinfer.jobs.views import CostView, ErrorPage, PreviewRow, ResultsView
 
 PREVIEW_ROWS = 5
@@ -33,12 +35,23 @@ def results_command(job_id: str, head: int, as_json: bool) -> None:
     """
     with open_service() as service:
         view = service.results(job_id)
-        rows = service.preview(job_id, head) if head else []
+        rows = read_preview(service, job_id, head)
     if as_json:
         print_json({**view.model_dump(mode="json"), "rows": [row.model_dump(mode="json") for row in rows]})
         return
     print_rows(rows)
     print_where(view)
+
+
+def read_preview(service: JobService, job_id: str, limit: int) -> list[PreviewRow]:
+    """The first rows; none, and a word on stderr, where another machine has the files."""
+    if not limit:
+        return []
+    try:
+        return service.preview(job_id, limit)
+    except InputError as error:
+        click.echo(str(error), err=True)
+        return []
 
 
 def print_rows(rows: Sequence[PreviewRow]) -> None:

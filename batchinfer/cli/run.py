@@ -18,7 +18,14 @@ from batchinfer.cli.exit_codes import ExitCode
 from batchinfer.cli.jobs import print_status
 from batchinfer.cli.options import build_spec, flag_of, given_fields, json_option, spec_options
 from batchinfer.cli.progress import choose_display
-from batchinfer.cli.results import PREVIEW_ROWS, print_error_kinds, print_rows, print_verified, print_where
+from batchinfer.cli.results import (
+    PREVIEW_ROWS,
+    print_error_kinds,
+    print_rows,
+    print_verified,
+    print_where,
+    read_preview,
+)
 from batchinfer.errors import InvalidSpecError
 from batchinfer.jobs.status import HELD, JobState
 
@@ -139,7 +146,7 @@ def _live_view(progress: Progress) -> JobView:
 
 def _show_results(service: JobService, view: JobView, *, as_json: bool, is_verified: bool) -> None:
     """Print what came of an ended job: first rows, errors, cost, files, proof."""
-    results, rows = service.results(view.id), service.preview(view.id, PREVIEW_ROWS)
+    results, rows = service.results(view.id), read_preview(service, view.id, PREVIEW_ROWS)
     errors, cost = service.errors(view.id, limit=PREVIEW_ROWS), service.cost(view.id)
     report = service.verify(view.id) if is_verified and results.is_complete else None
     if as_json:

@@ -11,6 +11,8 @@ from batchinfer.errors import ConflictError, InputError, InvalidSpecError, Model
 if TYPE_CHECKING:
     from batchinfer.jobs.spec import JobSpec
 
+MAX_PATH_LENGTH = 1024
+"""PostgreSQL cannot index longer models; no path is that long."""
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _GLOB = re.compile(r"[*?\[]")
@@ -34,8 +36,7 @@ def resolve_paths(spec: JobSpec, *, base: Path | None, job_id: str, must_exist: 
         InvalidSpecError: a relative path without ``base``, or an output that is an input.
     """
     for path in (*spec.inputs, spec.output or "", spec.model):
-        if "\0" in path:
-            raise InvalidSpecError(f"{path!r} holds a NUL character, which no path has")
+        _check_text(path)
     inputs = tuple(_absolute(path, base, "inputs") for path in spec.inputs)
     output = default_output(inputs[0], job_id) if spec.output is None else _absolute(spec.output, base, "output")
     model = _resolve_model(spec.model, base, must_exist=must_exist)
@@ -45,6 +46,14 @@ def resolve_paths(spec: JobSpec, *, base: Path | None, job_id: str, must_exist: 
     for path in inputs:
         _check_output_is_not_input(output, path)
     return spec.model_copy(update={"inputs": inputs, "output": output, "model": model})
+
+
+def _check_text(path: str) -> None:
+    """Refuse what no file system and no database index can hold."""
+    if "\0" in path or path != path.encode(errors="replace").decode():
+        raise InvalidSpecError(f"{path!r} holds a NUL or a lone surrogate, which no path has")
+    if len(path) > MAX_PATH_LENGTH:
+        raise InvalidSpecError(f"{path[:40]!r}... is longer than {MAX_PATH_LENGTH} characters, which no path is")
 
 
 def default_output(first_input: str, job_id: str) -> str:

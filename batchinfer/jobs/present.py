@@ -17,7 +17,7 @@ from batchinfer.jobs.views import (
     TokenUsage,
 )
 from batchinfer.money import nanos_to_usd
-from batchinfer.types import ERROR_CODES, ErrorCode, Usage
+from batchinfer.types import ERROR_CODES, ErrorCode, ErrorCodeInfo, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,15 +110,22 @@ def error_page(
     )
 
 
+def _code_info(code: str) -> ErrorCodeInfo:
+    """What is known of a code; a database may hold those of a newer program."""
+    known = set(ErrorCode)
+    unknown = ErrorCodeInfo("server_error", False, "This program does not know the code.", "Upgrade batchinfer.")
+    return ERROR_CODES[ErrorCode(code)] if code in known else unknown
+
+
 def _error_kind(code: str, num_samples: int) -> ErrorKind:
-    info = ERROR_CODES[ErrorCode(code)]
+    info = _code_info(code)
     return ErrorKind(
         code=code, meaning=info.meaning, advice=info.advice, retryable=info.retryable, num_samples=num_samples
     )
 
 
 def _error_sample(sample: RowErrorSample) -> ErrorSample:
-    info = ERROR_CODES[ErrorCode(sample.code)]
+    info = _code_info(sample.code)
     return ErrorSample(
         row_index=sample.row_index,
         status=sample.status,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from batchinfer.db.migrate import current, head, upgrade
 from batchinfer.db.session import create_db_engine
-from batchinfer.errors import ConflictError, InvalidSpecError, UserError
+from batchinfer.errors import ConflictError, InputError, InvalidSpecError, UserError
 from batchinfer.jobs import queries
 from batchinfer.jobs.dispatch import connect_dispatcher
 from batchinfer.jobs.ids import new_job_id
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 WORKER_SILENCE = timedelta(minutes=2)
 """A worker that is silent for longer is not counted as alive."""
+MAX_KEY_LENGTH = 255
+"""Longest idempotency key; PostgreSQL could not index a much longer one."""
 MAX_PAGE = 100
 """Most items of one page."""
 
@@ -108,6 +110,8 @@ class JobService:
             UserError: what :func:`resolve_paths` raises; a deadline in the past; an output that is taken.
             ConflictError: the key was used with another body, or the output exists.
         """
+        if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_LENGTH:
+            raise InvalidSpecError(f"an idempotency key has 1 to {MAX_KEY_LENGTH} characters", param="idempotency_key")
         job_id = new_job_id()
         is_replay = idempotency_key is not None and queries.has_key(self.engine, idempotency_key)
         resolved = resolve_paths(spec, base=base, job_id=job_id, must_exist=self._shares_disk and not is_replay)
@@ -165,8 +169,17 @@ class JobService:
         return results_view(job, self.ledger.shards(job_id))
 
     def preview(self, job_id: str, limit: int) -> list[PreviewRow]:
-        """The first result rows that can be read now. Raises NotFoundError, OSError."""
-        return first_rows(self.ledger.get_job(job_id).spec, self.results(job_id).files, limit)
+        """The first result rows.
+
+        Raises:
+            NotFoundError: no such job.
+            InputError: a file cannot be read from this machine.
+        """
+        job, files = self.ledger.get_job(job_id), self.results(job_id).files
+        try:
+            return first_rows(job.spec, files, limit)
+        except OSError as error:
+            raise InputError(f"the results cannot be read from this machine: {error}") from None
 
     def cost(self, job_id: str) -> CostView:
         """What a job has cost. Raises NotFoundError."""

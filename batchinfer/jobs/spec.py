@@ -12,7 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from batchinfer.sampling_params import SamplingParams
+from batchinfer.sampling_params import MAX_TOKENS, SamplingParams
 
 _DURATION = re.compile(r"(\d+)\s*([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -48,15 +48,22 @@ def parse_deadline(value: str, now: datetime) -> datetime:
     Raises:
         ValueError: neither form fits, or the time has no zone.
     """
-    if match := _DURATION.fullmatch(value.strip().lower()):
-        return (now + timedelta(**{_UNITS[match[2]]: int(match[1])})).astimezone(UTC)
+    try:
+        if match := _DURATION.fullmatch(value.strip().lower()):
+            return (now + timedelta(**{_UNITS[match[2]]: int(match[1])})).astimezone(UTC)
+        return _parse_moment(value).astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"deadline {value!r} is not within the years 1 to 9999") from None
+
+
+def _parse_moment(value: str) -> datetime:
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
         raise ValueError(f"deadline {value!r} is neither a duration such as 6h nor an ISO 8601 time") from None
     if moment.tzinfo is None:
         raise ValueError(f"deadline {value!r} has no time zone; add Z or an offset")
-    return moment.astimezone(UTC)
+    return moment
 
 
 class JobSpec(BaseModel):
@@ -95,7 +102,7 @@ class JobSpec(BaseModel):
     """Put before the names of the result columns, where the input has columns of the same names."""
     include_token_ids: bool = False
     """Add the ``token_ids`` column."""
-    limit: Annotated[int | None, Field(ge=1)] = None
+    limit: Annotated[int | None, Field(ge=1, lt=2**63)] = None
     """Only the first rows of the input."""
 
     max_tokens: int = SamplingParams.model_fields["max_tokens"].default
@@ -109,7 +116,7 @@ class JobSpec(BaseModel):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
-    max_model_len: Annotated[int | None, Field(ge=2)] = None
+    max_model_len: Annotated[int | None, Field(ge=2, le=MAX_TOKENS)] = None
     """Longest prompt plus answer in tokens; None is the model's own limit."""
     dtype: Dtype = Dtype.AUTO
     """Precision of weights and activations."""

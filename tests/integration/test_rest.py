@@ -54,8 +54,8 @@ def test_a_job_can_be_polled_as_soon_as_it_was_submitted(client, spec):
 def test_all_that_was_asked_for_is_stored(client, service, spec):
     asked = spec | {
         "output": "s3://bucket/out/",
-        "name": "nightly ☾",
-        "tags": {"team": "search"},
+        "name": "nightly ☾\0",
+        "tags": {"team": "search\0"},
         "template": "{{ a }}\0",
         "max_tokens": 7,
         "temperature": 0.5,
@@ -66,7 +66,7 @@ def test_all_that_was_asked_for_is_stored(client, service, spec):
         "shard_rows": 10,
     }
     job = client.get(f"/v1/jobs/{submit(client, asked)}").json()
-    assert (job["name"], job["tags"], job["priority"]) == ("nightly ☾", {"team": "search"}, 3)
+    assert (job["name"], job["tags"], job["priority"]) == ("nightly ☾\ufffd", {"team": "search\0"}, 3)
     assert (job["output"], job["deadline"], job["cost"]["budget_usd"]) == (
         "s3://bucket/out/", "2999-01-01T00:00:00Z", "12.500000000",
     )  # fmt: skip

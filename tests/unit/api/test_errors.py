@@ -53,6 +53,17 @@ def test_a_body_that_is_not_json(client):
     assert error_of(response, 400)["code"] == "invalid_json"
 
 
+@pytest.mark.parametrize("body", [b"\xff", b'{"a": ' * 1500, b"[" * 9000])
+def test_a_body_that_no_parser_takes(client, body):
+    assert error_of(client.post("/v1/jobs", content=body, headers=JSON), 400)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256])
+def test_idempotency_keys_have_a_length(client, key):
+    error = error_of(client.post("/v1/jobs", json=SPEC, headers={"Idempotency-Key": key}), 422)
+    assert "dempotency" in error["param"]
+
+
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b'"text"', b"3"])
 def test_a_body_that_is_no_job(client, body):
     error_of(client.post("/v1/jobs", content=body, headers=JSON), 422)
@@ -72,12 +83,19 @@ def test_a_form_is_no_json(client):
         ({"model": None}, "model"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 10**24}, "max_tokens"),
+        ({"max_model_len": 10**24}, "max_model_len"),
+        ({"top_k": 10**24}, "top_k"),
+        ({"limit": 10**24}, "limit"),
         ({"temperature": 1e400}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"priority": 1000}, "priority"),
         ({"deadline": "tomorrow"}, "deadline"),
         ({"deadline": "2020-01-01T00:00:00Z"}, "deadline"),
         ({"deadline": "2020-01-01T00:00:00"}, "deadline"),
+        ({"deadline": "999999999999d"}, "deadline"),
+        ({"deadline": "9999-12-31T23:59:59-23:00"}, "deadline"),
+        ({"deadline": "0001-01-01T00:00:00+23:00"}, "deadline"),
         ({"budget_usd": 0}, "budget_usd"),
         ({"dtype": "int3"}, "dtype"),
         ({"tags": {"a": 1}}, "tags.a"),
@@ -86,6 +104,9 @@ def test_a_form_is_no_json(client):
         ({"output": "out"}, "output"),
         ({"model": "./model.gguf"}, "model"),
         ({"inputs": ["/nul\0/x.parquet"]}, None),
+        ({"inputs": ["/\ud800.parquet"]}, None),
+        ({"output": "s3://b/" + "x" * 2000}, None),
+        ({"\ud800": 1}, None),
     ],
 )
 def test_a_wrong_field_is_named(client, change, param):

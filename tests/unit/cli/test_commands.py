@@ -191,6 +191,16 @@ def test_results_of_a_job_that_has_none_yet(submit):
     assert (document["files"], document["rows"], document["is_complete"]) == ([], [], False)
 
 
+def test_results_that_another_machine_has(submit, ledger):
+    """The files of a played job exist nowhere: the database still tells what there is."""
+    job_id = submit()
+    complete(ledger, job_id)
+    result = batchinfer("results", job_id)
+    assert "(2 files, 10 rows, 2.4 KiB)" in result.stdout
+    assert "cannot be read from this machine" in result.stderr
+    assert batchinfer("results", job_id, "--json").json["rows"] == []
+
+
 def test_list_prices_are_set_and_shown(ledger):
     batchinfer("price", "show", "org/name", exit_code=4)
     batchinfer("price", "set", "org/name", "--input", "$0.15", "--cached-input", "0.05", "--output", "0.6")
