@@ -125,12 +125,13 @@ def make_engine(
     return EngineCore(runner, scheduler, ingest, Sampler({EOS}), clock=Clock())
 
 
-def drain(engine, most_steps=10_000):
-    """Step until nothing is left; the bound turns a spin into a failure."""
+def drain(engine, most_steps=10_000, before=lambda _: None):
+    """Step until nothing is left, calling ``before`` with each step's number; the bound turns a spin into a failure."""
     completions = []
-    for _ in range(most_steps):
+    for step in range(most_steps):
         if not engine.has_unfinished():
             return completions
+        before(step)
         completions += engine.step()
         engine.check_integrity()
     raise AssertionError("the engine spins")

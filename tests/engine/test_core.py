@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.engine.fakes import EOS, VOCAB, answer, drain, make_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +9,7 @@ from batchinfer.engine.protocol import EngineProtocol
 from batchinfer.errors import EngineError
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import ErrorCode, FinishReason, Request, RowStatus
+from tests.engine.fakes import EOS, VOCAB, answer, drain, make_engine
 
 
 def ask(request_id, prompt, max_tokens=8, **params):
@@ -38,7 +38,7 @@ def test_a_row_gets_the_models_answer():
     assert completion.usage.completion_tokens == len(expected)
 
 
-# CASES: prompt exactly k blocks; the first batch that shares a prefix shares it
+# prompts of exactly k blocks; the first batch that shares a prefix shares it
 
 
 @pytest.mark.parametrize("length", [4, 8, 12])
@@ -84,7 +84,7 @@ def test_without_prefix_caching_nothing_is_shared():
     assert engine.stats().prefill_tokens == 39
 
 
-# CASES: impossible requests, clamping, max_tokens = 0
+# impossible requests, clamping, nothing asked for
 
 
 def test_rows_too_long_for_the_context_are_error_rows_and_their_neighbours_are_not():
@@ -170,7 +170,7 @@ def test_an_id_twice_is_refused_while_the_first_is_unfinished():
     assert len(drain(engine)) == 1
 
 
-# CASES: the head of the queue, waiting for each other
+# the head of the queue, and rows that wait for each other
 
 
 def test_one_big_request_is_not_starved_by_small_ones():
@@ -208,7 +208,7 @@ def test_a_low_estimate_preempts_and_still_answers_right():
         assert done[str(i)].usage.cached_tokens == 0, "its own blocks, computed again or not, are no hit"
 
 
-# CASES: failures
+# what happens when a step raises
 
 
 def fail_on(name, error):
@@ -397,16 +397,7 @@ def test_aborts_and_failures_cost_only_their_own_row(rows, shape, hopeful, data)
     engine._runner.before_step = before_step
     for i, (prompt, max_tokens, ignore_eos) in enumerate(rows):
         engine.add_request(ask(str(i), prompt, max_tokens, ignore_eos=ignore_eos))
-    completions = []
-    for step in range(10_000):
-        if not engine.has_unfinished():
-            break
-        if step in aborts:
-            engine.abort(str(aborts[step]))
-        completions += engine.step()
-        engine.check_integrity()
-    assert not engine.has_unfinished()
-    done = by_id(completions)
+    done = by_id(drain(engine, before=lambda step: engine.abort(str(aborts.get(step)))))
     assert len(done) == len(rows)
     for i, row in enumerate(rows):
         completion = done[str(i)]
