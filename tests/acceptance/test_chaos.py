@@ -29,7 +29,7 @@ def lost_attempts(farm: Farm, job_id: str, pid: int) -> int:
 
 @pytest.mark.service
 def test_a_job_survives_everything_and_each_row_ends_once(farm, postgres, redis_server, tmp_path):
-    """kill -9 (twice), SIGSTOP past the lease and SIGCONT, FLUSHDB, a restart of PostgreSQL: the job ends by itself.
+    """kill -9 (twice), SIGSTOP past the lease and SIGCONT, FLUSHDB, restarts of PostgreSQL and Redis: the job ends by itself.
 
     What the zombie still writes changes nothing: each row has one outcome, and rows, tokens and money add up.
     """
@@ -60,6 +60,7 @@ def test_a_job_survives_everything_and_each_row_ends_once(farm, postgres, redis_
 
     postgres.restart()
     farm.wait_for_rows(job.id, 1600)
+    redis_server.restart()
 
     third.kill()
     third.wait()

@@ -9,7 +9,7 @@ from batchinfer import __version__
 from batchinfer.dataset.finalize import ShardResultFile, finalize_output
 from batchinfer.dataset.schema import ResultSchema
 from batchinfer.dataset.source import InputSource
-from batchinfer.errors import BatchInferError, FencedError
+from batchinfer.errors import BatchInferError
 from batchinfer.jobs.status import Action
 from batchinfer.money import nanos_to_usd
 from batchinfer_workers.heartbeat import LeaseKeeper
@@ -36,20 +36,21 @@ def run_finalizing(ledger: Ledger, lease: FinalizeLease, *, lease_seconds: float
         return Action.CONTINUE
 
     with LeaseKeeper(renew, seconds=lease_seconds / 4) as keeper:
+        results = _results(ledger, job)
         try:
-            manifest_path = _publish(ledger, job)
-        except (BatchInferError, OSError, ValueError) as error:
+            manifest_path = _publish(job, results)
+        except Exception as error:  # noqa: BLE001 -- a full disk or a removed file: `resume` tries again
             keeper.check()
             _log.exception("the results of job %s cannot be published", job.id)
             return ledger.fail_finalizing(job.id, lease.token, "finalizing_failed", f"{type(error).__name__}: {error}")
         return ledger.finish(job.id, lease.token, manifest_path)
 
 
-def _publish(ledger: Ledger, job: JobRecord) -> str:
+def _publish(job: JobRecord, results: list[ShardResultFile]) -> str:
     layout = output_layout(job)
     finalize_output(
         layout,
-        _results(ledger, job),
+        results,
         num_rows=job.num_rows or 0,
         output_schema=None if job.num_shards else _output_schema(job),
         prefix=job.spec.column_prefix,
@@ -72,7 +73,7 @@ def _results(ledger: Ledger, job: JobRecord) -> list[ShardResultFile]:
     found = []
     for shard in ledger.shards(job.id):
         if shard.result_path is None:
-            raise FencedError(f"shard {shard.index} of {job.id} has no result: the job is not ready to be finalized")
+            raise BatchInferError(f"shard {shard.index} of {job.id} has no result: the job is not ready to be finished")
         found.append(
             ShardResultFile(
                 shard.index,

@@ -39,7 +39,7 @@ def run_planning(ledger: Ledger, lease: PlanLease, *, lease_seconds: float) -> J
             OutputLayout(output, job.id).prepare()
         except UserError as error:
             return ledger.fail_planning(job.id, lease.token, error.code, error.message)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 -- whatever it is, planning again would meet it again
             _log.exception("job %s cannot be planned", job.id)
             return ledger.fail_planning(job.id, lease.token, "planning_failed", f"{type(error).__name__}: {error}")
         return ledger.commit_plan(

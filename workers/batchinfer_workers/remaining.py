@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
 
 class RemainingRows:
@@ -51,9 +51,10 @@ class RemainingRows:
         return self._start + first, self._start + self._flags.rfind(1) + 1
 
     @property
-    def skip(self) -> SkippedRows:
-        """The complement, for a reader that wants to know which rows to leave out."""
-        return SkippedRows(self)
+    def skip(self) -> Container[int]:
+        """The complement within :attr:`bounds`, for a reader that wants to know which rows to leave out."""
+        start, end = self.bounds
+        return () if len(self) == end - start else SkippedRows(self)
 
 
 class SkippedRows:

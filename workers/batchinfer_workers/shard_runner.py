@@ -6,7 +6,15 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from batchinfer.errors import BatchInferError, ConflictError, EngineError, FencedError, UserError
+from batchinfer.errors import (
+    BatchInferError,
+    ConflictError,
+    EngineError,
+    FencedError,
+    InputError,
+    InvalidSpecError,
+    ModelError,
+)
 from batchinfer.jobs.status import Action, FailureKind, LeaseMode
 from batchinfer.money import DeviceMeter
 from batchinfer_workers.checkpoint import Checkpoint, CheckpointPolicy
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
 
 CLOSE_ROWS = 10_000
 """Rows of a cancelled or expired shard that are written between two commits."""
+JOB_ERRORS = (InputError, InvalidSpecError, ModelError)
+"""What no other attempt can mend: the input changed, the template or the model is not what it was."""
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +92,7 @@ class ShardRunner:
             _log.warning("%s lost its lease", name)
         elif isinstance(error, Stopped):
             self._ledger.release(lease.attempt_id, self._ended_ns)
-        elif isinstance(error, UserError):
+        elif isinstance(error, JOB_ERRORS):
             _log.error("%s fails: %s", lease.job.id, error)
             self._ledger.fail_job(lease.job.id, error.code, error.message)
             self._ledger.release(lease.attempt_id, self._ended_ns)
