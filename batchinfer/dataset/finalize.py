@@ -11,7 +11,7 @@ from batchinfer.dataset.filesystem import Location
 from batchinfer.dataset.manifest import Manifest, ManifestFile, write_manifest
 from batchinfer.dataset.parquet_source import ParquetReader
 from batchinfer.dataset.row_groups import RowGroupWriter
-from batchinfer.dataset.schema import STATUS
+from batchinfer.dataset.schema import STATUS, own_metadata
 from batchinfer.dataset.source import conform
 from batchinfer.dataset.staged_file import write_file
 from batchinfer.errors import BatchInferError
@@ -54,7 +54,8 @@ def finalize_output(
 
     Publishes what is not published yet, writes the single file if asked for, counts statuses, writes the manifest,
     sweeps garbage, writes ``_SUCCESS`` (in this order). ``output_schema`` is needed only for a job without rows, whose output is
-    one file without rows. ``metadata`` goes into the footer of a single file.
+    one file without rows. ``metadata`` goes into the footer of a single file,
+    over that of its first shard.
 
     Raises:
         BatchInferError: a committed file is gone or does not have its rows.
@@ -121,7 +122,8 @@ def _write_single(
     sources = [_rows_of(layout, shard) for shard in shards]
     with ParquetReader(sources[0][0]) as reader:
         schema = reader.schema.remove_metadata()
-    with RowGroupWriter(layout.output, schema, metadata) as writer:
+        footer = {**own_metadata(reader.schema), **(metadata or {})}
+    with RowGroupWriter(layout.output, schema, footer) as writer:
         for where, start, stop in sources:
             for batch in _read(where, start, stop):
                 writer.write(conform(batch, schema, where.uri))

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 # 128 bits of BLAKE2b: among a billion different ids two share a digest with a chance of about 10**-21.
 _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<i8")])
-_ROWS_PER_PARTITION = 1 << 20
+_ROWS_PER_PARTITION = 1 << 18
 _MAX_PARTITIONS = 256
 
 
 def check_unique(batches: Iterable[tuple[int, pa.RecordBatch]], column: str, num_rows: int) -> None:
     """Check that a one-column stream of batches has no value twice and no null.
 
-    Digests are spread over partitions by their top bits, on disk beyond a million rows; a duplicate's two digests meet
-    in one partition, which is sorted alone: 24 MiB at a time.
+    Digests are spread over partitions by their top bits, on disk beyond 262,144 rows; a duplicate's two digests meet
+    in one partition, which is sorted alone (6 MiB, and as much again a few times while it is sorted).
 
     Raises:
         InputError: code ``duplicate_id`` (the pair whose second row comes first), code ``null_id``, or a nested column.

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from batchinfer.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 _MAX_NAMED = 10
 _INTEGER_BITS = {
@@ -47,11 +47,38 @@ def is_text(kind: pa.DataType) -> bool:
     return is_string(logical) or is_bytes(logical) or bool(pa.types.is_null(logical))
 
 
+def map_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type with its leaves changed, at any depth; list views that would change become large lists."""
+
+    def inside(field: pa.Field) -> pa.Field:
+        return field.with_type(map_type(field.type, change))
+
+    if not pa.types.is_nested(kind) or pa.types.is_union(kind):
+        return change(kind)
+    if pa.types.is_struct(kind):
+        return pa.struct([inside(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(inside(kind.key_field), inside(kind.item_field), kind.keys_sorted)
+    value = inside(kind.value_field)
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(value, getattr(kind, "list_size", -1))
+    is_view = not pa.types.is_large_list(kind)
+    return kind if is_view and value.type.equals(kind.value_type) else pa.large_list(value)
+
+
+def _without_view(kind: pa.DataType) -> pa.DataType:
+    """Arrow cannot yet slice string and bytes views inside structs when it writes Parquet."""
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary_view(kind) else kind
+
+
 class SchemaUnifier:
     """Collects the schemas of all files, one by one, and says what the common schema is.
 
-    Top-level text becomes ``large_string`` (a column may hold more than 2 GB). Every other type is kept where all files
-    agree; where they differ, only changes that lose nothing are made.
+    Top-level text becomes ``large_string`` (a column may hold more than 2 GB), and views of text and bytes the large
+    types without views. Every other type is kept where all files agree; where they differ, only changes that lose
+    nothing are made.
     """
 
     def __init__(self) -> None:
@@ -70,7 +97,7 @@ class SchemaUnifier:
         self._num_files += 1
         for field in schema:
             self._present[field.name] += 1
-            kind = pa.large_string() if is_string(field.type) else field.type
+            kind = pa.large_string() if is_string(field.type) else map_type(field.type, _without_view)
             known = self._fields.get(field.name)
             if known is None:
                 self._fields[field.name] = field.with_type(kind)

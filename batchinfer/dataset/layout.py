@@ -180,8 +180,12 @@ class OutputLayout:
         doomed = [where for where in (self.leftovers() if garbage is None else garbage) if where.uri not in known]
         for where in doomed:
             where.delete()
+        hidden = self.folder if self.is_single_file else self._parts
         if self.folder.is_local:
-            _remove_empty_folders(Path(self.folder.path if self.is_single_file else self._parts.path))
+            _remove_empty_folders(Path(hidden.path))
+        elif doomed and next(hidden.walk(), None) is None:
+            # Arrow leaves an object in place of each folder that a deletion empties.
+            hidden.filesystem.delete_dir(hidden.path)
         return len(doomed)
 
     def _is_hidden(self, where: Location) -> bool:

@@ -58,7 +58,7 @@ def merge_shard(  # noqa: PLR0917 -- the first six are what a merge is of, in th
     """Join the input's columns with the results of ``[row_start, row_end)`` in input order, streaming, into one file.
 
     ``parts`` win over ``base``. ``destination`` is ``layout.merged_path(...)``; ``metadata`` goes into the footer
-    (keys without the ``batchinfer.`` prefix: job_id, spec_hash, model, engine_version, ...).
+    (keys without the ``batchinfer.`` prefix: job_id, spec_hash, model, engine_version, ...), and the input's digest.
 
     Raises:
         BatchInferError: a row has no result, or two parts have the same row.
@@ -70,7 +70,8 @@ def merge_shard(  # noqa: PLR0917 -- the first six are what a merge is of, in th
         raise BatchInferError(
             f"{len(missing)} rows have no outcome, the first is row {int(missing[0])}; nothing was written"
         )
-    with RowGroupWriter(Location.parse(destination), schema.output_schema, metadata) as writer:
+    footer = {**(metadata or {}), "input_digest": source.digest()}
+    with RowGroupWriter(Location.parse(destination), schema.output_schema, footer) as writer:
         earlier = None if base is None or not len(missing) else _BaseRows(base, schema, row_start, row_end)
         for start, batch in source.iter_batches(row_start, row_end, batch_rows=_BATCH_ROWS):
             stop = start + batch.num_rows

@@ -76,7 +76,7 @@ class EmptyNull(Null):
     def __getitem__(self, key: object) -> Any:
         return self
 
-    def __call__(self, *_args: object, **_kwargs: object) -> Any:
+    def __call__(self, *_args: object, **_kwargs: object) -> Any:  # noqa: D102 -- a magic method like its neighbours
         return self
 
     def __add__(self, other: Any) -> Any:

@@ -113,7 +113,7 @@ class ParquetReader:
             return
         size = self._batch_rows(first, last, batch_rows)
         try:
-            for batch in self._file.iter_batches(batch_size=size, row_groups=range(first, last), columns=present):
+            for batch in self._read(first, last, present, size):
                 begin, end = max(start - position, 0), min(stop - position, batch.num_rows)
                 position += batch.num_rows
                 if begin < end:
@@ -121,11 +121,27 @@ class ParquetReader:
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self._path} is damaged near row {position:,}: {_first_line(error)}") from None
 
+    def _read(self, first: int, last: int, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Batches of these row groups. Arrow cannot join a nested dictionary's over two row groups: then one at a time."""
+        groups = [range(first, last)]
+        if any(_has_dictionary(child) for name in columns for child in _children(self.schema.field(name).type)):
+            groups = [range(index, index + 1) for index in range(first, last)]
+        for group in groups:
+            yield from self._file.iter_batches(batch_size=batch_rows, row_groups=group, columns=columns)
+
     def _batch_rows(self, first: int, last: int, batch_rows: int) -> int:
         """Fewer rows where rows are large, so that a batch stays within some 16 MiB."""
         rows = np.maximum(self._group_rows[first:last], 1)
         widest = int((self._group_bytes[first:last] // rows).max(initial=1))
         return max(1, min(batch_rows, _BATCH_BYTES // max(widest, 1)))
+
+
+def _children(kind: pa.DataType) -> list[pa.DataType]:
+    return [kind.field(i).type for i in range(kind.num_fields)]
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_dictionary(kind)) or any(map(_has_dictionary, _children(kind)))
 
 
 def _rows_without_columns(start: int, stop: int, batch_rows: int) -> Iterator[pa.RecordBatch]:

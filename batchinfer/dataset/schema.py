@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -172,6 +172,12 @@ def _usd(nanos: Sequence[int | None]) -> pa.Array:
     return pa.Array.from_buffers(USD_TYPE, len(values), [validity, pa.py_buffer(wide.tobytes())])
 
 
-def footer_metadata(metadata: Mapping[str, str] | None) -> dict[str, Any]:
+def footer_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """Key-value pairs for a file's footer."""
     return {METADATA_PREFIX + key: value for key, value in (metadata or {}).items()}
+
+
+def own_metadata(schema: pa.Schema) -> dict[str, str]:
+    """What :func:`footer_metadata` put into the footer of a file with this schema."""
+    pairs = ((key.decode(), value.decode()) for key, value in (schema.metadata or {}).items())
+    return {key.removeprefix(METADATA_PREFIX): value for key, value in pairs if key.startswith(METADATA_PREFIX)}

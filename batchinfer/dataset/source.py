@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +100,11 @@ class InputSource:
             "schema": base64.b64encode(self.schema.serialize()).decode(),
             "files": [file.to_json() for file in self.files],
         }
+
+    def digest(self) -> str:
+        """SHA-256 of the fingerprint in hex: the input in one word, for footers."""
+        text = json.dumps(self.fingerprint(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def verify_unchanged(self, fingerprint: Mapping[str, Any] | None = None) -> None:
         """Check the files as they are now against an earlier fingerprint, or against what this source was opened with.
@@ -198,15 +205,15 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.RecordBat
     Raises:
         InputError: a value does not fit.
     """
+    if not schema:  # from_arrays would forget how many rows there are
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
     arrays = []
     for field in schema:
         index = batch.schema.get_field_index(field.name)
-        if index < 0:
-            arrays.append(pa.nulls(batch.num_rows, field.type))
-            continue
-        column = batch.column(index)
+        column = pa.nulls(batch.num_rows, field.type) if index < 0 else batch.column(index)
         try:
-            arrays.append(column if column.type.equals(field.type, check_metadata=True) else column.cast(field.type))
+            # No cast without need: Arrow's casts of some nested types make invalid arrays.
+            arrays.append(column if column.type.equals(field.type) else column.cast(field.type))
         except pa.ArrowException as error:
             raise InputError(f"column {field.name!r} of {path} does not become {field.type}: {error}") from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
-from batchinfer.dataset.input_schema import is_bytes, is_string
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from batchinfer.dataset.input_schema import is_bytes, is_string, map_type
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 REPLACED = "text_replaced"
@@ -52,7 +49,7 @@ def repair_utf8(array: pa.Array) -> tuple[pa.Array, list[int]]:
         return array, []
     storage = array.storage if isinstance(array, pa.ExtensionArray) else array
     plain = storage.dictionary_decode() if pa.types.is_dictionary(storage.type) else storage
-    as_bytes = plain.cast(_map_type(plain.type, _bytes_of))
+    as_bytes = plain.cast(map_type(plain.type, _bytes_of))
     values = [scalar.as_py() for scalar in as_bytes]
     repaired = [_decode(value, plain.type) for value in values]
     changed = [
@@ -66,21 +63,6 @@ def repair_utf8(array: pa.Array) -> tuple[pa.Array, list[int]]:
 
 def _bytes_of(kind: pa.DataType) -> pa.DataType:
     return pa.large_binary() if is_string(kind) else kind
-
-
-def _map_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The type with its leaves changed."""
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_map_type(field.type, change)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_map_type(kind.key_type, change), _map_type(kind.item_type, change))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_map_type(kind.value_type, change), kind.list_size)
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_map_type(kind.value_type, change))
-    if pa.types.is_list(kind):
-        return pa.list_(_map_type(kind.value_type, change))
-    return change(kind)
 
 
 def _decode(value: Any, kind: pa.DataType, errors: str = "replace") -> Any:

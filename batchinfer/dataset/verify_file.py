@@ -49,13 +49,16 @@ def check_file(where: Location, entry: ManifestFile, prefix: str) -> FileFinding
     except OSError as error:
         findings.problems.append(f"{entry.name} cannot be read: {error}")
         return findings
-    if sha256 != entry.sha256:
+    changed = sha256 != entry.sha256
+    if changed:
         sizes = f"{size} bytes" if size == entry.num_bytes else f"{size} bytes instead of {entry.num_bytes}"
         findings.problems.append(f"{entry.name} was changed after it was finished: {sizes}, SHA-256 {sha256[:12]}...")
     try:
         _check_rows(where, entry, prefix, findings)
     except InputError as error:
         findings.problems.append(error.message)
+    if changed and findings.has_all_rows:
+        findings.problems[0] += "; its rows are all there, so values in them were edited"
     return findings
 
 

@@ -65,23 +65,34 @@ def _different_rows(ours: pa.Array, theirs: pa.Array) -> list[int]:
     if ours.equals(theirs):
         return []
     # Arrow says "different" for NaN, for other dictionaries of equal values and for text that had to be repaired.
-    left, right = _values(repair_utf8(ours)[0]), _values(repair_utf8(theirs)[0])
-    return [row for row, (a, b) in enumerate(zip(left, right, strict=True)) if not _same(a, b)]
+    left = repair_utf8(ours)[0]
+    return [
+        row
+        for row in range(len(left))
+        if not left.slice(row, 1).equals(theirs.slice(row, 1)) and not _same(_plain(left[row]), _plain(theirs[row]))
+    ]
 
 
-def _values(array: pa.Array) -> list[Any]:
+def _plain(scalar: pa.Scalar) -> Any:
+    """Python values, exact even for times that Python cannot hold: those stay the integers that they are."""
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.DictionaryScalar | pa.ExtensionScalar):
+        return _plain(scalar.value)
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _plain(scalar[name]) for name in scalar}
+    if pa.types.is_nested(scalar.type):
+        return [_plain(item) for item in scalar.values]
     try:
-        values: list[Any] = array.to_pylist()
+        return scalar.as_py()
     except (ValueError, OverflowError, pa.ArrowException):
-        # Times that Python cannot hold: their text is as exact.
-        return [str(scalar.value) if hasattr(scalar, "value") else str(scalar) for scalar in array]
-    return values
+        return getattr(scalar, "value", None)
 
 
 def _same(left: Any, right: Any) -> bool:
     if isinstance(left, float) and isinstance(right, float):
         return left == right or (math.isnan(left) and math.isnan(right))
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+    if isinstance(left, list) and isinstance(right, list):
         return len(left) == len(right) and all(map(_same, left, right))
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import uuid
 from decimal import Decimal
 
@@ -57,7 +57,7 @@ def test_the_first_duplicate_is_found_with_both_rows_in_memory_and_on_disk(value
         ([uuid.UUID(int=1).bytes, uuid.UUID(int=2).bytes], pa.uuid()),
         ([0.1, 0.1 + 2**-56], pa.float64()),
         ([Decimal("1.10"), Decimal("1.11")], pa.decimal128(5, 2)),
-        ([datetime.date(2024, 1, 1), datetime.date(2024, 1, 2)], pa.date32()),
+        ([dt.date(2024, 1, 1), dt.date(2024, 1, 2)], pa.date32()),
         ([1, 2], pa.timestamp("ns", "Europe/Berlin")),
         ([False, True], pa.bool_()),
     ],

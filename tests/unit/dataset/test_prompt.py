@@ -129,7 +129,9 @@ def test_text_that_is_no_json_or_too_deep_is_an_error_row():
 
 
 def test_messages_as_lists_of_structs_with_text_and_parts_and_as_maps():
-    parts = pa.struct([("role", pa.string()), ("content", pa.list_(pa.struct([("type", pa.string()), ("text", pa.string())])))])
+    parts = pa.struct(
+        [("role", pa.string()), ("content", pa.list_(pa.struct([("type", pa.string()), ("text", pa.string())])))]
+    )
     column = pa.array([[user([{"type": "text", "text": "x"}])]], pa.large_list(parts))
     assert outcomes(read({"messages": column})) == [[user("x")]]
     maps = pa.array([[[("role", "user"), ("content", "x")]]], pa.list_(pa.map_(pa.string(), pa.string())))
@@ -209,7 +211,9 @@ def test_columns_that_only_look_like_parameters_are_data():
     assert reader.columns == ("temperature",)
     assert reader.read(batch, 0)[0].request.params == PARAMS
     assert ["'seed'" in text or "'params'" in text for text in reader.warnings] == [True, True]
-    unrelated = RowReader(PromptConfig(), pa.schema([("prompt", pa.string()), ("params", pa.struct([("x", pa.int8())]))]))
+    unrelated = RowReader(
+        PromptConfig(), pa.schema([("prompt", pa.string()), ("params", pa.struct([("x", pa.int8())]))])
+    )
     assert unrelated.warnings == ()
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from decimal import Decimal
 
 import pyarrow as pa
@@ -98,7 +98,7 @@ def test_values_of_every_kind_are_written_as_people_write_them():
         "d": pa.array([Decimal("1.50")]),
         "b": pa.array(["grüß".encode()]),
         "t": pa.array([1], pa.timestamp("ns")),
-        "day": pa.array([datetime.date(2024, 2, 29)]),
+        "day": pa.array([dt.date(2024, 2, 29)]),
         "e": pa.array(["x"]).dictionary_encode(),
         "m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int8())),
         "row": pa.array(["a column named row"]),

@@ -34,7 +34,9 @@ def broken(values):
 def test_invalid_utf8_in_string_columns_is_repaired_at_any_depth(values):
     """CASES 18. Python's own decoder is the reference."""
     expected = [value if value is None else value.decode(errors="replace") for value in values]
-    changed = [i for i, value in enumerate(values) if value is not None and value.decode(errors="replace").encode() != value]
+    changed = [
+        i for i, value in enumerate(values) if value is not None and value.decode(errors="replace").encode() != value
+    ]
     plain = broken(values)
     offsets = pa.array(range(len(values) + 1), pa.int32())
     shapes = {
