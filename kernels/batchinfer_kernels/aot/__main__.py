@@ -45,8 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     from batchinfer_kernels.aot.cases import all_cases  # noqa: PLC0415 -- as above
     from batchinfer_kernels.aot.gate import judge, table, table_row  # noqa: PLC0415 -- as above
 
-    names = [case.name for case in all_cases() if re.search(options.only, case.name)]
-    work = [(name, arch) for name in names for arch in options.arch]
+    cases = [case for case in all_cases() if re.search(options.only, case.name)]
+    work = [(case.name, arch) for case in cases for arch in options.arch if arch in case.archs]
     rows, failures = [], []
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         for name, reports, failed in pool.map(judge, *zip(*work, strict=True)):

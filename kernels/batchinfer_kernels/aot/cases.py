@@ -10,6 +10,8 @@ import torch
 
 from batchinfer_kernels import act_and_mul, quantize, rms_norm
 from batchinfer_kernels.attention_plan import QuerySpan, plan_attention
+from batchinfer_kernels.fp8_gemm import FP8, fp8_gemm
+from batchinfer_kernels.int8_gemm import int8_gemm
 from batchinfer_kernels.paged_attention import AttentionForm, paged_attention
 from batchinfer_kernels.paged_kv import PagedKV
 from batchinfer_kernels.rope_and_kv_write import Rope, rope_and_kv_write
@@ -21,6 +23,13 @@ BF16 = torch.bfloat16
 F32 = torch.float32
 I8 = torch.int8
 I32 = torch.int32
+
+
+S8_UNITS: dict[int, tuple[str, ...]] = {
+    80: (r"mma\.sync\S*s8", r"cp\.async"),
+    90: (r"wgmma\S*s8", r"cp\.async"),
+    100: (r"mma\S*s8", r"cp\.async"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,7 @@ class Case:
     expect: dict[int, tuple[str, ...]] = field(default_factory=dict)
     max_scalar_loads_in_loops: int = 0
     max_narrow_loads: int = 0
+    archs: tuple[int, ...] = (80, 90, 100)
 
 
 def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -134,6 +144,38 @@ def attention_cases() -> list[Case]:
     return found
 
 
+def gemm_cases() -> list[Case]:
+    """The linears of an 8B model for few and for many tokens, and SmolLM2's odd width."""
+    found = []
+    for m, n, k, fused in (
+        (16, 4096, 4096, True),
+        (64, 28672, 4096, False),
+        (64, 576, 576, True),
+        (2048, 4096, 14336, False),
+    ):
+        rows, columns = meta(m, dtype=F32), meta(n, dtype=F32)
+        bias, residual = (meta(n), meta(m, n)) if fused else (None, None)
+        w8a8 = partial(
+            int8_gemm, meta(m, k, dtype=I8), meta(n, k, dtype=I8), columns, a_scale=rows, bias=bias, residual=residual
+        )
+        units: dict[int, tuple[str, ...]] = S8_UNITS if m > 32 else {0: (r"mma\.sync\S*s8",)}
+        found.append(Case(f"w8a8 {m} x {n} x {k}{', bias, residual' if fused else ''}", w8a8, units))
+        if k == 576:
+            continue
+        w8a16 = partial(int8_gemm, meta(m, k), meta(n, k, dtype=I8), columns)
+        found.append(Case(f"w8a16 {m} x {n} x {k}", w8a16, {0: (r"mma\S*bf16|tcgen05",)}))
+        fp8 = partial(fp8_gemm, meta(m, k, dtype=FP8), meta(n, k, dtype=FP8), rows, columns)
+        # few rows: Triton widens e4m3 to float16 for mma.sync, which loses nothing, and waits for the weights anyway
+        found.append(Case(f"fp8 {m} x {n} x {k}", fp8, {0: (r"mma\S*e4m3|tcgen05|mma\S*f16",)}, archs=(90, 100)))
+    many = partial(
+        int8_gemm, meta(2048, 14336, dtype=I8), meta(4096, 14336, dtype=I8), meta(4096, dtype=F32),
+        a_scale=meta(2048, dtype=F32), bias=meta(4096), residual=meta(2048, 4096),
+    )  # fmt: skip
+    # a program's stretch of the bias is as wide as its threads are many
+    found.append(Case("w8a8 2048 x 4096 x 14336, bias, residual", many, S8_UNITS, max_narrow_loads=1))
+    return found
+
+
 def all_cases() -> list[Case]:
     """Every case of the gate."""
-    return rows_cases() + rope_cases() + attention_cases()
+    return rows_cases() + rope_cases() + attention_cases() + gemm_cases()

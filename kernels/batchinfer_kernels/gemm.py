@@ -1,0 +1,212 @@
+"""The scaled matrix product behind the INT8 and FP8 linears: ``out = (a @ w.T) * a_scale * w_scale + bias + residual``.
+
+Weights are ``[N, K]`` with K contiguous, as checkpoints have them. Products of INT8 are summed in int32, exactly, so the
+tables below may choose by the number of rows: the result does not depend on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from batchinfer_kernels.jit import jit
+from batchinfer_kernels.target import target_arch
+
+NUM_SMS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 170}
+"""Of the largest part of each architecture: A100, A40, L40S, H100 and H200, B200, RTX 5090."""
+MAX_SPLIT_K = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GemmConfig:
+    """Compile-time choices. ``split_k`` programs share an output tile; ``use_tma`` loads through tensor descriptors."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    split_k: int
+    num_warps: int
+    num_stages: int
+    use_tma: bool = False
+    group_m: int = 8
+
+
+def gemm_config(
+    arch: int, m: int, n: int, k: int, dtype: torch.dtype, *, is_exact: bool, has_residual: bool = False
+) -> GemmConfig:
+    """The config of ``[m, k] @ [n, k].T`` with activations of ``dtype``.
+
+    Few rows (decode) wait for the weights: narrow tiles keep every SM loading, and where a narrow matrix gives too few of
+    them, programs share the depth if the sums are exact. Many rows (prefill) want the largest tile that fits.
+    """
+    wide = dtype.itemsize == 1
+    if m > 64:
+        return _large_config(arch, m, n, wide=wide, is_plain=not has_residual and (arch == 90 or not is_exact))
+    block_m = 16 if m <= 16 else 32 if m <= 32 else 64
+    block_n, block_k = (64, 256) if wide else (64, 128)
+    num_tiles, num_sms = triton.cdiv(n, block_n), NUM_SMS.get(arch, NUM_SMS[80])
+    split_k = 1
+    while is_exact and split_k < MAX_SPLIT_K and num_tiles * split_k <= num_sms and k >= 4 * split_k * block_k:
+        split_k *= 2
+    return GemmConfig(block_m, block_n, block_k, split_k, 4, 4 if arch in (80, 90, 100) else 3)
+
+
+def _large_config(arch: int, m: int, n: int, *, wide: bool, is_plain: bool) -> GemmConfig:
+    """``is_plain``: neither a residual nor, where Triton has only mma.sync for int8, its operands need more registers."""
+    block_k = 128 if wide else 64
+    if arch < 90 or not wide:
+        big = m >= 256 and n >= 256
+        return GemmConfig(128 if big else 64, 128, block_k, 1, 8 if big else 4, 3 if arch in (80, 90, 100) else 2)
+    block_n = 256 if m >= 512 and n >= 1024 and is_plain else 128
+    return GemmConfig(128, block_n, block_k, 1, 8, 3, use_tma=arch in (90, 100))
+
+
+# one program owns one tile of the output, or a share of the depth of one; tiles go down group_m rows of tiles before the
+# next column, so that programs at work together share what they read
+@jit(do_not_specialize=["m"])
+def _gemm_kernel(
+    a_ptr: tl.tensor, a_stride: tl.tensor, w_ptr: tl.tensor, a_scale_ptr: tl.tensor, w_scale_ptr: tl.tensor, bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor, out_ptr: tl.tensor, m: tl.tensor, n: tl.tensor, k: tl.tensor,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, GROUP_M: tl.constexpr,
+    EVEN_K: tl.constexpr, USE_TMA: tl.constexpr, IS_EXACT: tl.constexpr,
+) -> None:  # fmt: skip
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    first = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M
+    height = tl.minimum(tiles_m - first, GROUP_M)
+    within = tl.program_id(0) % (GROUP_M * tiles_n)
+    row0, column0 = (first + within % height) * BLOCK_M, within // height * BLOCK_N
+    depth = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
+    begin = tl.program_id(1) * depth
+    end = tl.minimum(begin + depth, k)
+    if USE_TMA:
+        acc = _product_tma(a_ptr, w_ptr, row0, column0, begin, end, BLOCK_M, BLOCK_N, BLOCK_K, IS_EXACT)
+    else:
+        acc = _product(
+            a_ptr, a_stride, w_ptr, row0, column0, begin, end, m, n, k, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, IS_EXACT
+        )
+    rows, columns = row0 + tl.arange(0, BLOCK_M), column0 + tl.arange(0, BLOCK_N)
+    if SPLIT_K > 1:
+        inside = (rows[:, None] < m) & (columns[None, :] < n)
+        at = (tl.program_id(1) * m + rows[:, None]).to(tl.int64) * n + columns[None, :]
+        tl.store(out_ptr + at, acc, mask=inside)
+    else:
+        _store_scaled(acc, rows, columns, a_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_ptr, m, n)
+
+
+@jit()
+def _product(
+    a_ptr: tl.tensor, a_stride: tl.tensor, w_ptr: tl.tensor, row0: tl.tensor, column0: tl.tensor, begin: tl.tensor, end: tl.tensor,
+    m: tl.tensor, n: tl.tensor, k: tl.tensor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr, IS_EXACT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    rows, columns, depth = row0 + tl.arange(0, BLOCK_M), column0 + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    a_at = a_ptr + rows.to(tl.int64)[:, None] * a_stride + depth[None, :]
+    w_at = w_ptr + columns.to(tl.int64)[:, None] * k + depth[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if IS_EXACT else tl.float32)
+    for start in range(begin, end, BLOCK_K):
+        a_inside, w_inside = (rows < m)[:, None], (columns < n)[:, None]
+        if not EVEN_K:
+            is_deep = (start + depth < end)[None, :]
+            a_inside, w_inside = a_inside & is_deep, w_inside & is_deep
+        a = tl.load(a_at + start, mask=a_inside, other=0.0)
+        w = tl.load(w_at + start, mask=w_inside, other=0.0)
+        acc = tl.dot(a, tl.trans(w.to(a.dtype)), acc=acc, out_dtype=acc.dtype, input_precision="ieee")
+    return acc
+
+
+@jit()
+def _product_tma(
+    a_desc: tl.tensor, w_desc: tl.tensor, row0: tl.tensor, column0: tl.tensor, begin: tl.tensor, end: tl.tensor,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EXACT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if IS_EXACT else tl.float32)
+    for start in range(begin, end, BLOCK_K):
+        a = a_desc.load([row0, start])  # zeros beyond the edges
+        w = w_desc.load([column0, start])
+        acc = tl.dot(a, tl.trans(w), acc=acc, out_dtype=acc.dtype)
+    return acc
+
+
+@jit()
+def _store_scaled(
+    acc: tl.tensor, rows: tl.tensor, columns: tl.tensor, a_scale_ptr: tl.tensor, w_scale_ptr: tl.tensor, bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor, out_ptr: tl.tensor, m: tl.tensor, n: tl.tensor,
+) -> None:  # fmt: skip
+    is_row, is_column = rows < m, columns < n
+    inside = is_row[:, None] & is_column[None, :]
+    out = acc.to(tl.float32)
+    if a_scale_ptr is not None:
+        out *= tl.load(a_scale_ptr + rows, mask=is_row, other=0.0)[:, None]
+    out *= tl.load(w_scale_ptr + columns, mask=is_column, other=0.0)[None, :]
+    if bias_ptr is not None:
+        out += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    at = rows[:, None].to(tl.int64) * n + columns[None, :]
+    if residual_ptr is not None:
+        out += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+# one program adds the shares of a stretch of a row's columns, in any order: they are integers
+@jit(do_not_specialize=["m"])
+def _reduce_kernel(
+    shares_ptr: tl.tensor, a_scale_ptr: tl.tensor, w_scale_ptr: tl.tensor, bias_ptr: tl.tensor, residual_ptr: tl.tensor,
+    out_ptr: tl.tensor, m: tl.tensor, n: tl.tensor, SPLIT_K: tl.constexpr, BLOCK_N: tl.constexpr,
+) -> None:  # fmt: skip
+    rows = tl.program_id(0) + tl.arange(0, 1)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = rows[:, None].to(tl.int64) * n + columns[None, :]
+    acc = tl.zeros((1, BLOCK_N), tl.int32)
+    for share in tl.static_range(SPLIT_K):
+        acc += tl.load(shares_ptr + at + share * m.to(tl.int64) * n, mask=columns[None, :] < n, other=0)
+    _store_scaled(acc, rows, columns, a_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_ptr, m, n)
+
+
+def check_operands(
+    a: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
+) -> None:
+    """Raise ValueError for shapes or layouts that no config takes."""
+    m, k = a.shape
+    n = w.shape[0]
+    if w.shape[1] != k or not w.is_contiguous() or a.stride(1) != 1:
+        raise ValueError(f"a {tuple(a.shape)} and w {tuple(w.shape)} must have the same K, contiguous")
+    if k % 16 or n % 16 or a.stride(0) % 16:
+        raise ValueError(f"K = {k}, N = {n} and the stride {a.stride(0)} of a must be multiples of 16")
+    if len(w_scale) != n or (bias is not None and len(bias) != n):
+        raise ValueError(f"scales and bias of w must have {n} numbers")
+    if residual is not None and (tuple(residual.shape) != (m, n) or not residual.is_contiguous()):
+        raise ValueError(f"the residual must be contiguous and of shape {(m, n)}, got {tuple(residual.shape)}")
+
+
+def scaled_gemm(
+    a: torch.Tensor, w: torch.Tensor, a_scale: torch.Tensor | None, w_scale: torch.Tensor, bias: torch.Tensor | None,
+    residual: torch.Tensor | None, out_dtype: torch.dtype, config: GemmConfig | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product described at the head of this module, ``[M, N]``; weights are converted to the type of ``a``."""
+    check_operands(a, w, w_scale, bias, residual)
+    (m, k), n = a.shape, w.shape[0]
+    is_exact = a.dtype == torch.int8
+    out = torch.empty(m, n, dtype=out_dtype, device=a.device)
+    if not m:
+        return out
+    c = config or gemm_config(target_arch(), m, n, k, a.dtype, is_exact=is_exact, has_residual=residual is not None)
+    shares = torch.empty(c.split_k, m, n, dtype=torch.int32, device=a.device) if c.split_k > 1 else None
+    a_arg, w_arg = a, w
+    if c.use_tma:
+        a_arg = TensorDescriptor.from_tensor(a, [c.block_m, c.block_k])
+        w_arg = TensorDescriptor.from_tensor(w, [c.block_n, c.block_k])
+    grid = (triton.cdiv(m, c.block_m) * triton.cdiv(n, c.block_n), c.split_k)
+    _gemm_kernel[grid](
+        a_arg, a.stride(0), w_arg, a_scale, w_scale, bias, residual, out if shares is None else shares, m, n, k,
+        c.block_m, c.block_n, c.block_k, c.split_k, c.group_m, k % c.block_k == 0, c.use_tma, is_exact,
+        num_warps=c.num_warps, num_stages=c.num_stages,
+    )  # fmt: skip
+    if shares is not None:
+        block_n = min(1024, triton.next_power_of_2(n))
+        _reduce_kernel[m, triton.cdiv(n, block_n)](
+            shares, a_scale, w_scale, bias, residual, out, m, n, c.split_k, block_n, num_warps=4
+        )
+    return out

@@ -1,0 +1,141 @@
+"""Scaled matrix products against exact integers and float32 torch."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from batchinfer_kernels import fp8_gemm, int8_gemm
+from batchinfer_kernels.gemm import GemmConfig, gemm_config
+from tests.triton.checks import assert_rounded
+
+EXPLORE = settings(max_examples=14, deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True)
+F32, BF16 = torch.float32, torch.bfloat16
+TINY = GemmConfig(16, 16, 32, 1, 4, 2, group_m=2)
+
+
+def operands(m: int, n: int, k: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "a": torch.randint(-127, 128, (m, k), dtype=torch.int8, generator=generator),
+        "w": torch.randint(-127, 128, (n, k), dtype=torch.int8, generator=generator),
+        "a_scale": torch.rand(m, generator=generator) * 0.02,
+        "w_scale": torch.rand(n, generator=generator) * 0.01,
+    }
+
+
+def extras(m: int, n: int, dtype: torch.dtype, seed: int = 1) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "bias": torch.randn(n, generator=generator).to(dtype),
+        "residual": torch.randn(m, n, generator=generator).to(dtype),
+    }
+
+
+def test_the_oracle_sums_integers_exactly():
+    given_operands = operands(3, 16, 4096)
+    exact = given_operands["a"].long() @ given_operands["w"].long().T
+    ones = {"a_scale": torch.ones(3), "w_scale": torch.ones(16)}
+    assert torch.equal(int8_gemm.int8_gemm_reference(**(given_operands | ones)), exact.float())
+
+
+@EXPLORE
+@example(m=1, n=16, k=16, block_m=16, split_k=1, use_tma=False, with_extras=False, dtype=F32, seed=0)
+@example(m=33, n=48, k=80, block_m=32, split_k=2, use_tma=False, with_extras=True, dtype=BF16, seed=1)
+@given(
+    m=st.integers(0, 40), n=st.sampled_from([16, 32, 48, 80]), k=st.sampled_from([16, 32, 64, 80, 144]),
+    block_m=st.sampled_from([16, 32]), split_k=st.sampled_from([1, 2, 4]), use_tma=st.booleans(),
+    with_extras=st.booleans(), dtype=st.sampled_from([F32, BF16, torch.float16]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_w8a8(m, n, k, block_m, split_k, use_tma, with_extras, dtype, seed):
+    config = dataclasses.replace(TINY, block_m=block_m, split_k=split_k, use_tma=use_tma)
+    options = operands(m, n, k, seed) | (extras(m, n, dtype, seed) if with_extras else {})
+    out = int8_gemm.int8_gemm(**options, out_dtype=dtype, config=config)
+    expected = int8_gemm.int8_gemm_reference(**options)
+    if dtype == F32:
+        assert torch.equal(out, expected)
+    assert_rounded(out, expected, slack=1.01)
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 576, 576), (64, 192, 576), (130, 576, 192), (520, 1024, 256)])
+def test_w8a8_in_the_configs_of_the_tables(arch, m, n, k):
+    config = gemm_config(arch, m, n, k, torch.int8, is_exact=True)
+    given_operands = operands(m, n, k)
+    out = int8_gemm.int8_gemm(**given_operands, out_dtype=F32, config=config)
+    assert torch.equal(out, int8_gemm.int8_gemm_reference(**given_operands))
+
+
+def test_a_row_does_not_depend_on_its_batch_or_config():
+    given_operands = operands(40, 64, 1024)
+    whole = int8_gemm.int8_gemm(**given_operands)
+    row = given_operands | {"a": given_operands["a"][7:8], "a_scale": given_operands["a_scale"][7:8]}
+    for split_k in (1, 2, 4):
+        assert torch.equal(int8_gemm.int8_gemm(**row, config=dataclasses.replace(TINY, split_k=split_k))[0], whole[7])
+
+
+def test_a_row_of_zeros_is_the_bias_and_a_broken_row_is_nan():
+    given_operands = operands(2, 16, 32) | {"bias": torch.arange(16.0)}
+    given_operands["a"][0], given_operands["a_scale"] = 0, torch.tensor([0.0, float("nan")])
+    out = int8_gemm.int8_gemm(**given_operands, out_dtype=F32, config=TINY)
+    assert torch.equal(out[0], torch.arange(16.0))
+    assert out[1].isnan().all()
+
+
+def test_a_sum_at_the_end_of_int32_is_exact():
+    k = 2**17
+    a = torch.full((1, k), 127, dtype=torch.int8)
+    w = torch.full((16, k), 127, dtype=torch.int8)
+    config = dataclasses.replace(TINY, block_k=4096)
+    out = int8_gemm.int8_gemm(a, w, torch.ones(16), a_scale=torch.ones(1), out_dtype=F32, config=config)
+    assert (out == float(127 * 127 * k)).all()
+
+
+@EXPLORE
+@given(
+    m=st.integers(0, 40), n=st.sampled_from([16, 48]), k=st.sampled_from([16, 80, 128]), with_extras=st.booleans(),
+    dtype=st.sampled_from([F32, BF16, torch.float16]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_w8a16(m, n, k, with_extras, dtype, seed):
+    given_operands = operands(m, n, k, seed)
+    a = torch.randn(m, k, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    options = extras(m, n, dtype, seed) if with_extras else {}
+    weights = (given_operands["w"], given_operands["w_scale"])
+    out = int8_gemm.int8_gemm(a, *weights, out_dtype=dtype, config=TINY, **options)
+    assert_rounded(out, int8_gemm.int8_gemm_reference(a, *weights, **options), slack=2.0)
+
+
+@pytest.mark.parametrize("m", [3, 130])
+def test_fp8(m):
+    generator = torch.Generator().manual_seed(m)
+    a, w = ((torch.randn(rows, 144, generator=generator) * 20).to(fp8_gemm.FP8) for rows in (m, 80))
+    scales = torch.rand(m, generator=generator), torch.rand(80, generator=generator)
+    for arch in (90, 100):
+        config = gemm_config(arch, m, 80, 144, fp8_gemm.FP8, is_exact=False)
+        out = fp8_gemm.fp8_gemm(a, w, *scales, **extras(m, 80, BF16), config=config)
+        assert_rounded(out, fp8_gemm.fp8_gemm_reference(a, w, *scales, **extras(m, 80, BF16)), slack=2.0)
+
+
+def test_rows_of_a_wider_matrix():
+    given_operands = operands(5, 16, 64)
+    wide = torch.zeros(5, 128, dtype=torch.int8)
+    wide[:, 64:] = given_operands["a"]
+    out = int8_gemm.int8_gemm(**(given_operands | {"a": wide[:, 64:]}), out_dtype=F32, config=TINY)
+    assert torch.equal(out, int8_gemm.int8_gemm_reference(**given_operands))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w": torch.zeros(16, 48, dtype=torch.int8)}, "same K"),
+        ({"a": torch.zeros(2, 24, dtype=torch.int8), "w": torch.zeros(16, 24, dtype=torch.int8)}, "multiples of 16"),
+        ({"w_scale": torch.zeros(8)}, "16 numbers"),
+        ({"a_scale": None}, "int8 takes scales"),
+        ({"residual": torch.zeros(16, 2)}, "residual"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        int8_gemm.int8_gemm(**(operands(2, 16, 32) | change))
