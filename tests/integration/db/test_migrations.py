@@ -33,7 +33,7 @@ def schema(engine):
     inspector = inspect(engine)
     return {
         table: (
-            [(c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(table)],
+            sorted((c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(table)),
             sorted((i["name"], tuple(i["column_names"]), bool(i["unique"])) for i in inspector.get_indexes(table)),
             sorted(str(c["name"]) for c in inspector.get_check_constraints(table)),
             sorted(str(c["name"]) for c in inspector.get_foreign_keys(table)),
