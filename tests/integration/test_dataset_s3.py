@@ -57,7 +57,9 @@ def test_a_job_from_bucket_to_bucket(client, tmp_path, output):
     expected = ["results/_x.manifest.json", "results/x.parquet"] if single else [
         "results/run/_SUCCESS", "results/run/_job.json", "results/run/_manifest.json", *shards
     ]  # fmt: skip
-    assert keys(client, "results") == expected
+    found = keys(client, "results")
+    assert [key for key in found if not key.endswith("/")] == expected
+    assert not any("_parts" in key or ".x.parquet" in key for key in found)  # no trace of the working folders either
     table = pq.read_table(job.layout.output.path, filesystem=job.layout.output.filesystem)
     assert table.column("output").to_pylist() == [f"echo p{i}" for i in range(25)]
     report = verify(output)
