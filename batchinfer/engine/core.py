@@ -49,6 +49,7 @@ class EngineCore:
         *,
         clock: Callable[[], int] = time.perf_counter_ns,
         kernels: str = "",
+        layers: str = "",
     ) -> None:
         self._runner: Runner | None = runner
         self._scheduler = scheduler
@@ -59,7 +60,7 @@ class EngineCore:
         self._sequences: dict[str, Sequence] = {}
         self._ended: list[Completion] = []
         self._condemned: list[Completion] = []  # held back until it is clear that the engine is not to blame
-        self._stats = EngineStats(num_blocks=scheduler.pool.num_blocks, kernels=kernels)
+        self._stats = EngineStats(num_blocks=scheduler.pool.num_blocks, kernels=kernels, layers=layers)
 
     @property
     def num_waiting(self) -> int:

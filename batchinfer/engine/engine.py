@@ -35,12 +35,12 @@ def create_engine(config: EngineConfig) -> EngineCore:
         ModelError: the model cannot be found, read or run.
     """
     register_attention()
-    return build_engine(load_model(config, ATTENTION_NAME), config)
+    return build_engine(load_model(config, ATTENTION_NAME), config, owns_model=True)
 
 
-def build_engine(loaded: LoadedModel, config: EngineConfig) -> EngineCore:
-    """An engine around a model that is loaded already."""
-    runner = ModelRunner(loaded, config)
+def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False) -> EngineCore:
+    """An engine around a model that is loaded already; with ``owns_model`` the model is of no use to others after."""
+    runner = ModelRunner(loaded, config, owns_model=owns_model)
     scheduler = Scheduler(
         BlockPool(runner.num_blocks, config.block_size),
         max_num_seqs=config.max_num_seqs,
@@ -55,7 +55,8 @@ def build_engine(loaded: LoadedModel, config: EngineConfig) -> EngineCore:
         max_kv_tokens=runner.num_blocks * config.block_size,
         seed=config.seed,
     )
-    return EngineCore(runner, scheduler, ingest, Sampler(loaded.eos_token_ids), kernels=runner.kernels)
+    sampler = Sampler(loaded.eos_token_ids)
+    return EngineCore(runner, scheduler, ingest, sampler, kernels=runner.kernels, layers=runner.layers)
 
 
 class Engine:

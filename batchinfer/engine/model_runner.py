@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
-from batchinfer.engine.attention import ATTENTION_NAME, AttentionOptions, register_attention
+from batchinfer.engine.attention import ATTENTION_NAME, register_attention
 from batchinfer.engine.attention_backend import bytes_per_block, choose_attention
 from batchinfer.engine.attention_groups import Span
+from batchinfer.engine.forward_pass import choose_forward
 from batchinfer.engine.kv_cache import LayerShape
+from batchinfer.engine.probe import probe_layers
 from batchinfer.errors import ModelError
 
 if TYPE_CHECKING:
@@ -35,19 +37,26 @@ class ModelRunner:
         ModelError: the model has layers that are not causal attention, or the cache does not fit.
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False) -> None:
+        """With ``owns_model`` nobody else uses ``loaded.model``, and its weights may be taken apart."""
         register_attention()
-        self._model = loaded.model
-        self._model.set_attn_implementation(ATTENTION_NAME)
+        loaded.model.set_attn_implementation(ATTENTION_NAME)
         self._device = loaded.device
-        layers = probe_layers(self._model, loaded.device, loaded.name)
-        self.num_blocks = choose_num_blocks(layers, loaded, config)
-        self._attention = choose_attention(layers, self.num_blocks, config.block_size, loaded.dtype, loaded.device)
+        layers = probe_layers(loaded.model, loaded.device, loaded.name)
+        shapes = [LayerShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim) for layer in layers]
+        self.num_blocks = choose_num_blocks(shapes, loaded, config)
+        self._attention = choose_attention(shapes, self.num_blocks, config.block_size, loaded.dtype, loaded.device)
+        self._forward = choose_forward(loaded, layers, self._attention, owns_model=owns_model)
 
     @property
     def kernels(self) -> str:
         """Which attention runs: a kernel variant or ``torch``."""
         return self._attention.name
+
+    @property
+    def layers(self) -> str:
+        """Which layers run: ``fused`` or ``transformers``."""
+        return self._forward.name
 
     @torch.inference_mode()
     def execute(self, scheduled: Sequence[ScheduledSequence]) -> torch.Tensor:
@@ -56,13 +65,12 @@ class ModelRunner:
         tokens = [t for s in scheduled for t in s.sequence.token_ids[s.start : s.start + s.num_new_tokens]]
         positions = [p for s in scheduled for p in range(s.start, s.start + s.num_new_tokens)]
         sampling = [span.row + span.num_queries - 1 for span, s in zip(spans, scheduled, strict=True) if s.samples]
-        inputs = self._row(_padded(tokens)).unsqueeze(0)
-        logits = _forward(
-            self._model,
-            input_ids=inputs,
-            position_ids=self._row(_padded(positions)).unsqueeze(0),
-            logits_to_keep=self._row(_padded(sampling)),
-            paged_context=self._attention.context(spans, inputs.shape[1]),
+        token_ids = self._row(_padded(tokens))
+        logits = self._forward(
+            token_ids,
+            self._row(_padded(positions)),
+            self._row(_padded(sampling)),
+            self._attention.context(spans, len(token_ids)),
         )
         return logits[: len(sampling)]
 
@@ -82,51 +90,6 @@ def _spans(scheduled: Sequence[ScheduledSequence]) -> list[Span]:
 def _padded(values: list[int]) -> list[int]:
     """At least :data:`MIN_ROWS` values; padding is zeros, whose results are dropped."""
     return values + [0] * (MIN_ROWS - len(values))
-
-
-def _forward(model: Any, **inputs: Any) -> torch.Tensor:
-    logits: torch.Tensor = model(use_cache=False, **inputs).logits[0]
-    return logits
-
-
-class ProbeContext:
-    """Notes what each layer asks for, and answers with zeros."""
-
-    def __init__(self) -> None:
-        self.shapes: dict[int, LayerShape] = {}
-        self.num_calls = 0
-
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
-    ) -> torch.Tensor:
-        """Note a layer; see :class:`~batchinfer.engine.attention.PagedContext`."""
-        del options
-        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
-        self.num_calls += 1
-        return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
-
-
-@torch.inference_mode()
-def probe_layers(model: Any, device: torch.device, name: str) -> list[LayerShape]:
-    """The KV of each layer, found by asking the layers themselves: true of any architecture.
-
-    Raises:
-        ModelError: a layer is no causal attention (recurrent, convolutional, chunked, bidirectional).
-    """
-    config = model.config.get_text_config()
-    odd = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    probe = ProbeContext()
-    inputs = torch.zeros(1, MIN_ROWS, dtype=torch.int64, device=device)
-    positions = torch.arange(MIN_ROWS, device=device).unsqueeze(0)
-    try:
-        _forward(model, input_ids=inputs, position_ids=positions, logits_to_keep=1, paged_context=probe)
-    except (TypeError, NotImplementedError) as error:
-        raise ModelError(f"model {name} has attention this engine cannot run: {error}") from error
-    wanted = list(range(config.num_hidden_layers))
-    if odd or sorted(probe.shapes) != wanted or probe.num_calls != len(wanted):
-        kinds = f": {', '.join(sorted(odd))}" if odd else ""
-        raise ModelError(f"model {name} ({config.model_type}) has layers that are not causal attention{kinds}")
-    return [probe.shapes[layer] for layer in wanted]
 
 
 def choose_num_blocks(layers: Sequence[LayerShape], loaded: LoadedModel, config: EngineConfig) -> int:

@@ -67,6 +67,8 @@ class EngineStats:
 
     kernels: str = ""
     """What attention runs in: a kernel variant's name or ``torch``."""
+    layers: str = ""
+    """What the model runs in: ``fused`` layers or ``transformers``."""
 
     @property
     def mean_batch_size(self) -> float:

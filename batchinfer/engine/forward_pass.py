@@ -1,0 +1,95 @@
+"""What turns a step's tokens into logits: fused layers for the families that have them, else transformers' modules."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from batchinfer.engine.native_attention import NativeAttention
+from batchinfer.models.fused.convert import convert, pack
+from batchinfer.models.fused.families import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from batchinfer.engine.attention_backend import AttentionBackend
+    from batchinfer.models.fused.spec import LayerAttention
+    from batchinfer.models.load import LoadedModel
+
+_log = logging.getLogger(__name__)
+
+
+class ForwardPass(Protocol):
+    """The model, whichever way it runs."""
+
+    @property
+    def name(self) -> str:
+        """Which way: ``fused`` or ``transformers``."""
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor, context: Any
+    ) -> torch.Tensor:
+        """Logits ``[len(sampling), vocab_size]`` of those rows.
+
+        ``token_ids`` and ``positions`` are int64 with a row each of the packed batch; ``context`` is the attention
+        backend's for this step.
+        """
+
+
+class TransformersPass:
+    """transformers' own modules: any decoder it has, and the reference of all others."""
+
+    name = "transformers"
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor, context: Any
+    ) -> torch.Tensor:
+        """See :class:`ForwardPass`."""
+        logits: torch.Tensor = self._model(
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=sampling,
+            paged_context=context,
+        ).logits[0]
+        return logits
+
+
+class FusedPass:
+    """The layers of :mod:`batchinfer.models.fused`."""
+
+    name = "fused"
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor, context: Any
+    ) -> torch.Tensor:
+        """See :class:`ForwardPass`."""
+        logits: torch.Tensor = self._decoder(token_ids, positions, sampling, context)
+        return logits
+
+
+def choose_forward(
+    loaded: LoadedModel, layers: Sequence[LayerAttention], attention: AttentionBackend, *, owns_model: bool
+) -> ForwardPass:
+    """The fastest way this model can run on this attention.
+
+    With ``owns_model`` its weights are given up as the fused layers take them over.
+    """
+    if isinstance(attention, NativeAttention):
+        spec = describe(loaded.model, layers, loaded.max_model_len)
+        if spec is not None:
+            decoder = convert(
+                attention.ops, spec, loaded.dtype, pack(attention.ops, loaded.dtype), releases_weights=owns_model
+            )
+            _log.info("model %s runs in fused layers", loaded.name)
+            return FusedPass(decoder)
+    _log.info("model %s runs in transformers' modules", loaded.name)
+    return TransformersPass(loaded.model)
