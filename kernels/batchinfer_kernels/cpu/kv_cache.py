@@ -39,7 +39,7 @@ class KVShape:
         return self.num_kv_heads * width * block_size * dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LayerKV:
     """One layer's cache."""
 

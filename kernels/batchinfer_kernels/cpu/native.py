@@ -5,19 +5,22 @@ from __future__ import annotations
 import ctypes
 import weakref
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 
-from batchinfer_kernels.cpu.library import (
-    KINDS,
-    AttentionStruct,
-    BatchStruct,
-    CacheStruct,
-    RopeStruct,
-    SinkStruct,
-    SourceStruct,
+from batchinfer_kernels.cpu.library import KINDS, AttentionStruct, CacheStruct, RopeStruct, SinkStruct, SourceStruct
+from batchinfer_kernels.cpu.native_rows import NativeRowOps
+from batchinfer_kernels.cpu.pointers import (
+    FLOATS,
+    address,
+    batch_struct,
+    cache_struct,
+    float_sink,
+    out_dtype_of,
+    rope_struct,
+    source,
 )
-from batchinfer_kernels.cpu.native_rows import NativeRowOps, address, float_sink, out_dtype_of, require, source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,15 +29,12 @@ if TYPE_CHECKING:
     from batchinfer_kernels.cpu.kv_cache import LayerKV
     from batchinfer_kernels.cpu.operands import Activations, AttentionBatch, RotaryEmbedding
 
-MAX_WORKSPACE_BYTES = 128 * 1024 * 1024
-"""For states of shared prefixes and of contexts cut between threads; beyond it rows read their contexts alone."""
 _FAULTS = {
     1: "query_start must ascend from 0",
     2: "context_lens counts fewer tokens than there are queries",
     3: "block_tables has too few blocks for context_lens",
     4: "block_tables names a block outside of the cache",
 }
-_FLOATS = (torch.float32, torch.bfloat16)
 
 
 class NativePlan:
@@ -44,7 +44,7 @@ class NativePlan:
         self._batch = batch  # the library reads its block tables
         self.block_size = layer.block_size
         self.num_blocks = layer.num_blocks
-        struct = _batch_struct(batch, layer, num_heads)
+        struct = batch_struct(batch, layer, num_heads)
         fault = (ctypes.c_int32 * 2)()
         self.handle = library.bi_plan_create(struct, fault)
         if self.handle is None:
@@ -72,6 +72,9 @@ class NativeOps(NativeRowOps):
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self._library = library
         self._name = name
+        # C views of what stays the same for a whole run: checking and building one takes 2-7 us, a tenth of some ops
+        self._ropes: WeakKeyDictionary[RotaryEmbedding, tuple[int, RopeStruct]] = WeakKeyDictionary()
+        self._caches: WeakKeyDictionary[LayerKV, CacheStruct] = WeakKeyDictionary()
 
     @property
     def name(self) -> str:
@@ -93,15 +96,13 @@ class NativeOps(NativeRowOps):
         """See :meth:`~batchinfer_kernels.cpu.interface.Ops.rope_and_kv_write`."""
         struct, tokens, width = source(query, "query")
         head_dim = layer.shape.head_dim
-        require(width % head_dim == 0, f"query has {width} columns; they must be heads of {head_dim}")
-        require(
-            rope.cos.dim() == 2 and 2 * rope.cos.shape[1] <= head_dim, "rope.cos must be [positions, <= head_dim / 2]"
-        )
+        if width % head_dim:
+            raise ValueError(f"query has {width} columns; they must be heads of {head_dim}")
         out, sink = float_sink(tokens, width, out_dtype_of(query, out_dtype))
         write = self._writer(key, value, slots, layer, tokens)
         outside = write(
             struct,
-            _rope_struct(rope, head_dim),
+            self._rope(rope, head_dim),
             address(positions, "positions", (tokens,), torch.int64),
             rope.cos.shape[0],
             width // head_dim,
@@ -109,6 +110,19 @@ class NativeOps(NativeRowOps):
         )
         _require_inside(outside, tokens)
         return out.view(tokens, width // head_dim, head_dim)
+
+    def _rope(self, rope: RotaryEmbedding, head_dim: int) -> RopeStruct:
+        checked_for, struct = self._ropes.get(rope, (0, RopeStruct()))
+        if checked_for != head_dim:
+            struct = rope_struct(rope, head_dim)
+            self._ropes[rope] = (head_dim, struct)
+        return struct
+
+    def _cache(self, layer: LayerKV) -> CacheStruct:
+        struct = self._caches.get(layer)
+        if struct is None:
+            struct = self._caches[layer] = cache_struct(layer)
+        return struct
 
     def kv_write(self, key: Activations, value: Activations, slots: torch.Tensor, layer: LayerKV) -> None:
         """See :meth:`~batchinfer_kernels.cpu.interface.Ops.kv_write`."""
@@ -123,13 +137,15 @@ class NativeOps(NativeRowOps):
         shape = layer.shape
         key_struct, *key_shape = source(key, "key")
         value_struct, *value_shape = source(value, "value")
-        require(
+        if not (
             key_shape == [tokens, shape.num_kv_heads * shape.head_dim]
-            and value_shape == [tokens, shape.num_kv_heads * shape.v_head_dim],
-            f"key is {key_shape} and value {value_shape}; there are {tokens} tokens and the layer holds {shape}",
-        )
+            and value_shape == [tokens, shape.num_kv_heads * shape.v_head_dim]
+        ):
+            raise ValueError(
+                f"key is {key_shape} and value {value_shape}; there are {tokens} tokens and the layer holds {shape}"
+            )
         slots_address = address(slots, "slots", (tokens,), torch.int64)
-        cache = _cache_struct(layer)
+        cache = self._cache(layer)
 
         def write(*arguments: SourceStruct | RopeStruct | SinkStruct | int) -> int:
             query, rope, positions, num_positions, num_heads, sink = arguments
@@ -164,8 +180,10 @@ class NativeOps(NativeRowOps):
         num_rows, num_heads, _ = query.shape
         _check_query(query, layer, plan)
         dtype = query.dtype if out_dtype is None else out_dtype
-        require(dtype in _FLOATS, f"out_dtype is {dtype}; it must be float32 or bfloat16")
-        require(window is None or window > 0, f"window is {window}; it must be positive")
+        if dtype not in FLOATS:
+            raise ValueError(f"out_dtype is {dtype}; it must be float32 or bfloat16")
+        if window is not None and window <= 0:
+            raise ValueError(f"window is {window}; it must be positive")
         out = torch.empty(num_rows, num_heads, shape.v_head_dim, dtype=dtype)
         out[plan.num_tokens :].zero_()
         padded = -(-shape.v_head_dim // 16) * 16
@@ -183,7 +201,7 @@ class NativeOps(NativeRowOps):
             scale,
             softcap or 0.0,
         )
-        self._library.bi_attention(plan.handle, _cache_struct(layer), struct, torch.get_num_threads())
+        self._library.bi_attention(plan.handle, self._cache(layer), struct, torch.get_num_threads())
         return out
 
 
@@ -195,64 +213,11 @@ def _require_inside(outside: int, tokens: int) -> None:
 def _check_query(query: torch.Tensor, layer: LayerKV, plan: NativePlan) -> None:
     shape = layer.shape
     num_rows, num_heads, head_dim = query.shape
-    require(
-        head_dim == shape.head_dim and num_heads % shape.num_kv_heads == 0 and num_rows >= plan.num_tokens,
-        f"query is {list(query.shape)}; the plan has {plan.num_tokens} tokens and the layer {shape}",
-    )
-    require(query.dtype in _FLOATS, f"query is {query.dtype}; it must be float32 or bfloat16")
-    require(
-        query.stride()[1:] == (head_dim, 1) or num_rows * num_heads * head_dim == 0,
-        "a token's heads must lie side by side in query",
-    )
-    require(
-        layer.block_size == plan.block_size and layer.num_blocks == plan.num_blocks,
-        f"the plan was made for {plan.num_blocks} blocks of {plan.block_size}, not for this layer",
-    )
-
-
-def _cache_struct(layer: LayerKV) -> CacheStruct:
-    shape = layer.shape
-    return CacheStruct(
-        layer.keys.data_ptr(),
-        layer.values.data_ptr(),
-        layer.num_blocks,
-        KINDS[layer.dtype],
-        layer.block_size,
-        shape.num_kv_heads,
-        shape.head_dim,
-        shape.v_head_dim,
-    )
-
-
-def _rope_struct(rope: RotaryEmbedding, head_dim: int) -> RopeStruct:
-    table = (rope.cos.shape[0], rope.cos.shape[1])
-    return RopeStruct(
-        address(rope.cos, "rope.cos", table),
-        address(rope.sin, "rope.sin", table),
-        address(rope.q_norm, "rope.q_norm", (head_dim,)),
-        address(rope.k_norm, "rope.k_norm", (head_dim,)),
-        rope.norm_offset,
-        rope.norm_eps,
-        2 * table[1],
-        int(rope.interleaved),
-    )
-
-
-def _batch_struct(batch: AttentionBatch, layer: LayerKV, num_heads: int) -> BatchStruct:
-    shape = layer.shape
-    num_sequences, max_blocks = batch.block_tables.shape
-    padded = -(-shape.v_head_dim // 16) * 16
-    require(num_heads % shape.num_kv_heads == 0, f"{num_heads} heads do not divide by {shape.num_kv_heads} KV heads")
-    return BatchStruct(
-        address(batch.query_start, "query_start", (num_sequences + 1,), torch.int32),
-        address(batch.context_lens, "context_lens", (num_sequences,), torch.int32),
-        address(batch.block_tables, "block_tables", (num_sequences, max_blocks), torch.int32),
-        max_blocks,
-        layer.num_blocks,
-        MAX_WORKSPACE_BYTES // (4 * num_heads * (padded + 2)),
-        num_sequences,
-        layer.block_size,
-        num_heads // shape.num_kv_heads,
-        shape.num_kv_heads,
-        torch.get_num_threads(),
-    )
+    if not (head_dim == shape.head_dim and num_heads % shape.num_kv_heads == 0 and num_rows >= plan.num_tokens):
+        raise ValueError(f"query is {list(query.shape)}; the plan has {plan.num_tokens} tokens and the layer {shape}")
+    if query.dtype not in FLOATS:
+        raise ValueError(f"query is {query.dtype}; it must be float32 or bfloat16")
+    if not (query.stride()[1:] == (head_dim, 1) or num_rows * num_heads * head_dim == 0):
+        raise ValueError("a token's heads must lie side by side in query")
+    if not (layer.block_size == plan.block_size and layer.num_blocks == plan.num_blocks):
+        raise ValueError(f"the plan was made for {plan.num_blocks} blocks of {plan.block_size}, not for this layer")

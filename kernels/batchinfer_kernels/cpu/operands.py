@@ -73,7 +73,7 @@ class Int8Recipe:
 PLAIN_INT8 = Int8Recipe()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class RotaryEmbedding:
     """Tables of a rotary embedding, and the norm a head gets before it (Qwen3, Gemma 3)."""
 

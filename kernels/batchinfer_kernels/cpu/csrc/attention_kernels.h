@@ -23,7 +23,11 @@ struct F32Cache {
   static constexpr int PAIR = 1;  // numbers a word
   typedef float Word;             // of the cache
   typedef float Left;             // of queries and weights
-  static Left left(float x) { return x; }
+  static void load_left(Left* to, const float* from, int n) { memcpy(to, from, n * sizeof(float)); }
+  static void load_left(Left* to, const uint16_t* from, int n) {
+#pragma omp simd
+    for (int i = 0; i < n; i++) to[i] = from_bf16(from[i]);
+  }
   static void store_left(Left* p, vf x) { store(p, x); }
   static void mask(Word*, int, bool, bool) {}
 
@@ -31,9 +35,12 @@ struct F32Cache {
   static inline __attribute__((always_inline)) void step(vf (&sum)[R][N], const Word* const (&right)[N],
                                                          const Left* left, ptrdiff_t stride) {
     vf x[N];
+#pragma GCC unroll 8
     for (int n = 0; n < N; n++) x[n] = load(right[n]);
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       const vf y = splat(left[r * stride]);
+#pragma GCC unroll 8
       for (int n = 0; n < N; n++) sum[r][n] = fma(y, x[n], sum[r][n]);
     }
   }
@@ -53,7 +60,11 @@ struct BF16Cache {
 
 #if defined(__AVX512BF16__)
   typedef uint16_t Left;
-  static Left left(float x) { return to_bf16(x); }
+  static void load_left(Left* to, const uint16_t* from, int n) { memcpy(to, from, n * sizeof(uint16_t)); }
+  static void load_left(Left* to, const float* from, int n) {
+#pragma omp simd
+    for (int i = 0; i < n; i++) to[i] = to_bf16(from[i]);
+  }
   static void store_left(Left* p, vf x) {
     _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
   }
@@ -62,30 +73,40 @@ struct BF16Cache {
   static inline __attribute__((always_inline)) void step(vf (&sum)[R][N], const Word* const (&right)[N],
                                                          const Left* left, ptrdiff_t stride) {
     __m512bh x[N];
+#pragma GCC unroll 8
     for (int n = 0; n < N; n++) x[n] = (__m512bh)_mm512_loadu_si512(right[n]);
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       int32_t pair;
       memcpy(&pair, left + r * stride, 4);
       const __m512bh y = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 8
       for (int n = 0; n < N; n++) sum[r][n] = (vf)_mm512_dpbf16_ps((__m512)sum[r][n], x[n], y);
     }
   }
 #else
   typedef float Left;
-  static Left left(float x) { return x; }
+  static void load_left(Left* to, const float* from, int n) { memcpy(to, from, n * sizeof(float)); }
+  static void load_left(Left* to, const uint16_t* from, int n) {
+#pragma omp simd
+    for (int i = 0; i < n; i++) to[i] = from_bf16(from[i]);
+  }
   static void store_left(Left* p, vf x) { store(p, x); }
 
   template <int R, int N>
   static inline __attribute__((always_inline)) void step(vf (&sum)[R][N], const Word* const (&right)[N],
                                                          const Left* left, ptrdiff_t stride) {
     vf first[N], second[N];
+#pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
       const vu word = load(right[n]);
       first[n] = as_float(word << 16);
       second[n] = as_float(word & 0xffff0000u);
     }
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       const vf y = splat(left[r * stride]), z = splat(left[r * stride + 1]);
+#pragma GCC unroll 8
       for (int n = 0; n < N; n++) sum[r][n] = fma(z, second[n], fma(y, first[n], sum[r][n]));
     }
   }
@@ -99,10 +120,13 @@ static void score_block(const typename C::Left* q, ptrdiff_t q_stride, const typ
   vf sum[R][N] = {};
   const typename C::Word* right[N];
   for (int i = 0; i < steps; i++) {
+#pragma GCC unroll 8
     for (int n = 0; n < N; n++) right[n] = columns[n] + i * TILE;
     C::template step<R, N>(sum, right, q + i * C::PAIR, q_stride);
   }
+#pragma GCC unroll 8
   for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
     for (int n = 0; n < N; n++) store(scores + r * stride + n * W, sum[r][n]);
 }
 
@@ -111,14 +135,19 @@ template <class C, int R, int N>
 static void value_block(const typename C::Left* p, ptrdiff_t p_stride, const typename C::Word* const* rows, int begin,
                         int end, int column, float* out, ptrdiff_t stride) {
   vf sum[R][N];
+#pragma GCC unroll 8
   for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
     for (int n = 0; n < N; n++) sum[r][n] = load(out + r * stride + column + n * W);
   const typename C::Word* right[N];
   for (int i = begin; i < end; i++) {
+#pragma GCC unroll 8
     for (int n = 0; n < N; n++) right[n] = rows[i] + column + n * W;
     C::template step<R, N>(sum, right, p + i * C::PAIR, p_stride);
   }
+#pragma GCC unroll 8
   for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
     for (int n = 0; n < N; n++) store(out + r * stride + column + n * W, sum[r][n]);
 }
 

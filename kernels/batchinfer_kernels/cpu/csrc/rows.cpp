@@ -39,9 +39,9 @@ static float quantize(const float* x, int64_t n, int8_t* out) {
     memset(out, 0, n);
     return finite ? 0.0f : NAN;
   }
-  const float magic = 12582912.0f, inverse = 127.0f / peak;
+  const float inverse = 127.0f / peak;
 #pragma omp simd
-  for (int64_t i = 0; i < n; i++) out[i] = (int8_t)(int32_t)((x[i] * inverse + magic) - magic);
+  for (int64_t i = 0; i < n; i++) out[i] = (int8_t)(int32_t)((x[i] * inverse + ROUND) - ROUND);
   return peak / 127.0f;
 }
 

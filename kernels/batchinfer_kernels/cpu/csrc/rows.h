@@ -51,16 +51,14 @@ static inline uint16_t to_bf16(float x) {  // round to nearest even; NaN stays N
 
 // e^x as in simd.h but without fused operations; |x| is clamped to 87.
 static inline float exp_scalar(float x) {
-  const float magic = 12582912.0f;
   x = x < -87.0f ? -87.0f : x;
   x = x > 87.0f ? 87.0f : x;
-  float t = x * 1.44269504f, rounded = t + magic, f = t - (rounded - magic);
-  float p = 1.5403530e-4f;
-  p = p * f + 1.33335581e-3f;
-  p = p * f + 9.61812911e-3f;
-  p = p * f + 5.55041087e-2f;
-  p = p * f + 2.40226507e-1f;
-  p = p * f + 6.93147181e-1f;
+  const float rounded = x * LOG2_E + ROUND, f = x * LOG2_E - (rounded - ROUND);
+  float p = C5;
+  p = p * f + C4;
+  p = p * f + C3;
+  p = p * f + C2;
+  p = p * f + C1;
   p = p * f + 1.0f;
   uint32_t bits;
   memcpy(&bits, &rounded, 4);

@@ -60,32 +60,44 @@ static inline vf max(vf a, vf b) {
 
 // Horizontal reductions in a fixed order.
 static inline float sum_lanes(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
   float lane[W];
   store(lane, x);
   for (int half = W / 2; half; half /= 2)
     for (int i = 0; i < half; i++) lane[i] += lane[i + half];
   return lane[0];
+#endif
 }
 static inline float max_lanes(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
   float lane[W];
   store(lane, x);
   for (int half = W / 2; half; half /= 2)
     for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
   return lane[0];
+#endif
 }
 
-// e^x for x <= 88, exactly 1 at 0, relative error below 3e-7 near 0; below -87 it stays at e^-87; NaN stays NaN.
+// 2^f on [-1/2, 1/2] as 1 + f (C1 + f (C2 + ...)): the least relative error, 7e-8, among those that are 1 at 0.
+constexpr float C1 = 0.693146596f, C2 = 0.24022166f, C3 = 0.055510478f, C4 = 0.00967495284f, C5 = 0.001320286f;
+constexpr float LOG2_E = 1.44269504f;
+constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
+
+// e^x for x <= 88, exactly 1 at 0, relative error below 3e-7 (with fused operations); below -87 it stays at e^-87; NaN
+// stays NaN.
 static inline vf exp(vf x) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
-  vf t = max(splat(-87.0f), x) * 1.44269504f;
-  vf rounded = t + magic;
-  vf f = t - (rounded - magic);
-  vf p = splat(1.5403530e-4f);  // Taylor of 2^f: ln(2)^n / n!
-  p = fma(p, f, splat(1.33335581e-3f));
-  p = fma(p, f, splat(9.61812911e-3f));
-  p = fma(p, f, splat(5.55041087e-2f));
-  p = fma(p, f, splat(2.40226507e-1f));
-  p = fma(p, f, splat(6.93147181e-1f));
+  x = max(splat(-87.0f), x);
+  const vf rounded = fma(x, splat(LOG2_E), splat(ROUND));
+  const vf f = fma(x, splat(LOG2_E), ROUND - rounded);
+  vf p = splat(C5);
+  p = fma(p, f, splat(C4));
+  p = fma(p, f, splat(C3));
+  p = fma(p, f, splat(C2));
+  p = fma(p, f, splat(C1));
   p = fma(p, f, splat(1.0f));
   return p * as_float(((vu)rounded + 127u) << 23);
 }
