@@ -14,7 +14,7 @@ from batchinfer.errors import ConflictError
 from batchinfer.jobs.ledger_base import LedgerBase
 from batchinfer.jobs.ledger_endings import IN_ORDER
 from batchinfer.jobs.ledger_leases import EVERYONE
-from batchinfer.jobs.ledger_rows import STATUS_COLUMNS, job_record
+from batchinfer.jobs.ledger_rows import STATUS_COLUMNS, job_record, row_counts
 from batchinfer.jobs.status import HELD, RUNNABLE, JobState, ShardState
 from batchinfer.money import format_usd
 from batchinfer.types import RowStatus
@@ -92,7 +92,7 @@ class Control(LedgerBase):
             job = self._lock_job(connection, job_id)
             if job.state not in (JobState.COMPLETED, JobState.CANCELLED, JobState.EXPIRED):
                 raise ConflictError(f"job {job_id} is {job.state} and cannot become queued for a retry until it ended")
-            num_rows = sum(getattr(job, STATUS_COLUMNS[status]) for status in wanted)
+            num_rows = sum(row_counts(job)[status] for status in wanted)
             if num_rows:
                 self._retry(connection, job, wanted, now)
             return num_rows
