@@ -146,7 +146,13 @@ def test_a_window_is_exact_to_the_token(window):
         torch.testing.assert_close(out[0], values[slot].repeat_interleave(2, dim=0))
 
 
-@pytest.mark.parametrize("strength", [-100.0, 0.0, 100.0])
+def test_caps_pages_and_scales_at_once():
+    """Blocks of two tiles of keys, INT8, a cap that bites, heads that share keys three to one."""
+    step = make_step([(1, 150), (7, 140)], heads=(6, 2), block_size=128, int8=True)
+    assert_attends(step, plain(softcap=0.5))
+
+
+@pytest.mark.parametrize("strength", [-100.0, 0.0, 1.5, 100.0])
 def test_sinks_however_strong(strength):
     step = make_step([(1, 20), (1, 150), (4, 9)])
     out = assert_attends(step, plain(sinks=torch.full((4,), strength)))

@@ -42,6 +42,12 @@ def test_rms_norm_adds_to_the_residual_and_norms_what_was_stored(dtype):
     assert_rounded(out, functional.rms_norm(stored.float(), (96,), weight + 1, EPS))
 
 
+def test_rms_norm_of_tiny_numbers_is_held_down_by_epsilon():
+    x = torch.full((1, 32), 1e-4)
+    expected = 1e-4 / (1e-8 + EPS) ** 0.5
+    assert_rounded(rms_norm.rms_norm(x, torch.ones(32), EPS), torch.full((1, 32), expected))
+
+
 def test_rms_norm_reads_rows_of_a_wider_matrix():
     wide = rows(4, 256)
     weight = rows(1, 64, seed=1)[0]

@@ -1,0 +1,143 @@
+"""Hand-made mistakes, one a line of the kernels, that the tests must notice."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+PACKAGE = "batchinfer_kernels"
+DEPENDENTS = {
+    "quantize": ("rms_norm", "act_and_mul", "rope_and_kv_write"),
+    "gemm": ("int8_gemm", "fp8_gemm"),
+    "merge_states": ("paged_attention",),
+    "attention_plan": ("paged_attention",),
+}
+"""Modules that import from a module, and so must be loaded again with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """``old`` in a module's source becomes ``new``."""
+
+    module: str
+    mistake: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.module}: {self.mistake}"
+
+
+def load(mutant: Mutant, folder: Path) -> dict[str, ModuleType]:
+    """The mutated module and, loaded against it, those that use it; the real ones stay where they are."""
+    real = {name: sys.modules[f"{PACKAGE}.{name}"] for name in (mutant.module, *DEPENDENTS.get(mutant.module, ()))}
+    loaded: dict[str, ModuleType] = {}
+    try:
+        for name, module in real.items():
+            source = _source(module)
+            if name == mutant.module:
+                assert source.count(mutant.old) == 1, f"{mutant}: its text occurs {source.count(mutant.old)} times"
+                source = source.replace(mutant.old, mutant.new)
+            path = folder / f"{name}.py"
+            path.write_text(source)
+            spec = importlib.util.spec_from_file_location(f"{PACKAGE}.{name}", path)
+            loaded[name] = sys.modules[f"{PACKAGE}.{name}"] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(loaded[name])
+    finally:
+        for name, module in real.items():
+            sys.modules[f"{PACKAGE}.{name}"] = module
+    return loaded
+
+
+def _source(module: ModuleType) -> str:
+    with open(module.__file__) as file:  # noqa: PTH123 -- a module's file is text
+        return file.read()
+
+
+MUTANTS = [
+    Mutant("quantize", "rounds towards zero", "* inverse + 12582912.0) - 12582912.0", "* inverse)"),
+    Mutant("quantize", "divides by 128", "tl.div_rn(peak, 127.0)", "tl.div_rn(peak, 128.0)"),
+    Mutant("quantize", "signed peak", "    magnitude = tl.abs(x)\n", "    magnitude = x\n"),
+    Mutant("quantize", "ignores NaN", '    return tl.where(peak < float("inf"), scale, float("nan"))', "    return scale"),
+    Mutant("quantize", "divides by zero", "is_plain = (peak >= 1e-30) & ", "is_plain = "),
+    Mutant("quantize", "forgets the smoothing", "        x *= tl.load(smoothing_ptr", "        _ = tl.load(smoothing_ptr"),
+    Mutant("quantize", "forgets a fold of the parity", "    parity = parity ^ (parity >> 4)\n", ""),
+    Mutant("quantize", "one bfloat16 part", "    y = tl.dot(middle, hadamard, acc=y)\n", ""),
+    Mutant("quantize", "rotation not scaled", "    return y * (1.0 / tl.sqrt(ROTATION * 1.0))", "    return y"),
+    Mutant("quantize", "unmasked tail", "        tl.store(target, quantized(x, peak), mask=inside)",
+           "        tl.store(target, quantized(x, peak))"),
+    Mutant("rms_norm", "mean over the padded row", "tile_sum(x * x) / n", "tile_sum(x * x) / (ROWS * COLUMNS)"),
+    Mutant("rms_norm", "forgets epsilon", " / n + eps)", " / n)"),
+    Mutant("rms_norm", "forgets Gemma's one", ".to(tl.float32) + weight_offset", ".to(tl.float32)"),
+    Mutant("rms_norm", "norms what was not stored", "        x = kept.to(tl.float32)", "        x += 0.0"),
+    Mutant("rms_norm", "does not keep the residual", "        tl.store(residual_at, kept, mask=inside)", "        pass"),
+    Mutant("rms_norm", "reads rows without their stride", "x_ptr + row.to(tl.int64) * x_stride", "x_ptr + row.to(tl.int64) * n"),
+    Mutant("rms_norm", "unmasked tail", "tl.load(weight_ptr + at, mask=inside, other=0.0)", "tl.load(weight_ptr + at)"),
+    Mutant("act_and_mul", "the gate twice", "tl.load(row_ptr + n + at", "tl.load(row_ptr + at"),
+    Mutant("act_and_mul", "the wrong activation", " if IS_GELU else -gate", " if not IS_GELU else -gate"),
+    Mutant("act_and_mul", "gelu without the cube", "0.044715 * gate * gate * gate", "0.044715 * gate * gate"),
+    Mutant("act_and_mul", "peak of the last chunk", "peak = tl.maximum(peak, peak_of(smooth", "peak = peak_of((smooth"),
+    Mutant("act_and_mul", "one chunk only", "    at = tl.program_id(1) * (ROWS * COLUMNS) + ", "    at = "),
+    Mutant("rope_and_kv_write", "turns backwards", "a * cos - b * sin, b * cos + a * sin, rest",
+           "a * cos + b * sin, b * cos - a * sin, rest"),
+    Mutant("rope_and_kv_write", "norms only the rotated part", " + tl.sum(rest * rest, axis=1)", ""),
+    Mutant("rope_and_kv_write", "position off by one", "    cos_ptr += position * HALF", "    cos_ptr += (position + 1) * HALF"),
+    Mutant("rope_and_kv_write", "block and offset confused", "slot // BLOCK_SIZE, slot % BLOCK_SIZE",
+           "slot % BLOCK_SIZE, slot // BLOCK_SIZE"),
+    Mutant("rope_and_kv_write", "padding is written", "(head < NUM_KV_HEADS) & (slot >= 0)", "(head < NUM_KV_HEADS) & (slot >= -1)"),
+    Mutant("rope_and_kv_write", "drops what is not rotated", "tl.store(head_ptr + rest_at, rest.to(kind), mask=is_head & (rest_at < HEAD_DIM))",
+           "pass"),
+    Mutant("rope_and_kv_write", "scale of half a head", "tl.max(tl.where(tl.abs(b) < limit, tl.abs(b), limit), axis=1))", "0.0)"),
+    Mutant("rope_and_kv_write", "scales of heads mixed up", "(block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset",
+           "(block * NUM_KV_HEADS + NUM_KV_HEADS - 1 - head) * BLOCK_SIZE + offset"),
+    Mutant("rope_and_kv_write", "keys normed as queries", "rope.q_norm, rope.k_norm,", "rope.q_norm, rope.q_norm,"),
+    Mutant("paged_attention", "sees the next token", "n[None, :] <= position[:, None]", "n[None, :] <= position[:, None] + 1"),
+    Mutant("paged_attention", "does not see itself", "n[None, :] <= position[:, None]", "n[None, :] < position[:, None]"),
+    Mutant("paged_attention", "window off by one", "n[None, :] > position[:, None] - WINDOW", "n[None, :] >= position[:, None] - WINDOW"),
+    Mutant("paged_attention", "wrong GQA map", "head = kv_head * GROUP + row % GROUP", "head = row % GROUP * NUM_KV_HEADS + kv_head"),
+    Mutant("paged_attention", "wrong query of a row", "    query = row // GROUP\n", "    query = row % num_queries\n"),
+    Mutant("paged_attention", "reads stale values", "live = (n[:, None] < kv_end) & (d[None, :] < HEAD_DIM)",
+           "live = (n[:, None] < kv_end + BLOCK_N) & (d[None, :] < HEAD_DIM)"),
+    Mutant("paged_attention", "forgets to shrink the sum", "total = total * kept + tl.sum", "total = total + tl.sum"),
+    Mutant("paged_attention", "forgets to shrink the result", "acc=acc * kept[:, None], input", "acc=acc, input"),
+    Mutant("paged_attention", "NaN where nothing is seen", 'safe = tl.where(higher == float("-inf"), 0.0, higher)', "safe = higher"),
+    Mutant("paged_attention", "key scale forgotten", "            scores *= tl.load(key_scale_ptr", "            _ = tl.load(key_scale_ptr"),
+    Mutant("paged_attention", "value scale forgotten", "            weights *= tl.load(value_scale_ptr", "            _ = tl.load(value_scale_ptr"),
+    Mutant("paged_attention", "cap forgotten", "    if SOFTCAP > 0.0:", "    if SOFTCAP < 0.0:"),
+    Mutant("paged_attention", "first block of the table only", "table_ptr + start // BLOCK_SIZE", "table_ptr + start // (BLOCK_SIZE * 64)"),
+    Mutant("paged_attention", "always the block's first keys", "offset = start % BLOCK_SIZE + ", "offset = start % BLOCK_N + "),
+    Mutant("paged_attention", "sink in the wrong base", "mask=is_row, other=0.0) * 1.4426950408889634", "mask=is_row, other=0.0)"),
+    Mutant("paged_attention", "base two in the states", "total, 1.0))) * 0.6931471805599453", "total, 1.0)))"),
+    Mutant("paged_attention", "partial results go to the output", "mask=inside & (partial < 0)[:, None]", "mask=inside"),
+    Mutant("merge_states", "last state only", "acc = acc * kept[:, None] + partial", "acc = partial"),
+    Mutant("merge_states", "sink forgotten", "total * kept + tl.exp(sink - higher)", "total * kept"),
+    Mutant("merge_states", "NaN of empty states", 'safe = tl.where(higher == float("-inf"), 0.0, higher)', "safe = higher"),
+    Mutant("merge_states", "padding is written", "mask=inside & (token >= 0)", "mask=inside"),
+    Mutant("merge_states", "stride forgotten", "first + state * stride", "first + state"),
+    Mutant("attention_plan", "a window starts too late", "span.context - span.num_queries - sliding_window + 1)",
+           "span.context - sliding_window + 65)"),
+    Mutant("attention_plan", "a chunk's tile ends early", "        end = start + at + count\n", "        end = start + at + 1\n"),
+    Mutant("attention_plan", "the last split is whole", "min((number + 1) * split, span.context)", "(number + 1) * split"),
+    Mutant("attention_plan", "the group reads one split too few", "range(max((shared[index] for index in members), default=0))",
+           "range(max((shared[index] for index in members), default=0) - 1)"),
+    Mutant("attention_plan", "partials of a row overlap", "            num_partials += count\n", "            num_partials += count - 1\n"),
+    Mutant("gemm", "scale of the row forgotten", "out *= tl.load(a_scale_ptr + rows, mask=is_row, other=0.0)[:, None]", "pass"),
+    Mutant("gemm", "scales exchanged", "tl.load(w_scale_ptr + columns, mask=is_column, other=0.0)[None, :]",
+           "tl.load(w_scale_ptr + columns // 2, mask=is_column, other=0.0)[None, :]"),
+    Mutant("gemm", "bias forgotten", "        out += tl.load(bias_ptr + columns", "        _ = tl.load(bias_ptr + columns"),
+    Mutant("gemm", "residual of another row", "    at = rows[:, None].to(tl.int64) * n + columns[None, :]\n    if residual_ptr",
+           "    at = (m - 1 - rows[:, None]).to(tl.int64) * n + columns[None, :]\n    if residual_ptr"),
+    Mutant("gemm", "depth not masked", "        if not EVEN_K:\n", "        if not EVEN_K and BLOCK_M > 256:\n"),
+    Mutant("gemm", "rows not masked", "a_inside, w_inside = (rows < m)[:, None]", "a_inside, w_inside = (rows < m + BLOCK_M)[:, None]"),
+    Mutant("gemm", "shares overlap", "    end = tl.minimum(begin + depth, k)\n", "    end = k\n"),
+    Mutant("gemm", "a share is lost", "for share in tl.static_range(SPLIT_K)", "for share in tl.static_range(SPLIT_K - 1)"),
+    Mutant("gemm", "tiles visited twice", "first + within % height", "first + within % GROUP_M"),
+    Mutant("gemm", "int8 summed in float32", "tl.int32 if IS_EXACT else tl.float32)\n    for start in range(begin, end, BLOCK_K):\n        a_inside",
+           "tl.float32)\n    for start in range(begin, end, BLOCK_K):\n        a_inside"),
+]  # fmt: skip

@@ -1,0 +1,91 @@
+"""The tests themselves: each hand-made mistake in a kernel must make one of that kernel's tests fail."""
+
+import functools
+import types
+
+import pytest
+import torch
+
+from batchinfer_kernels import attention_plan, gemm, merge_states, paged_attention  # noqa: F401 -- mutants.load finds them
+from tests.triton import test_attention, test_gemm, test_rope, test_rows
+from tests.triton.mutants import MUTANTS, PACKAGE, Mutant, load
+
+F32, BF16 = torch.float32, torch.bfloat16
+bound = functools.partial
+
+QUANTIZED = [
+    bound(test_rows.test_rotation_is_orthogonal_and_hadamard, 32),
+    test_rows.test_rotation_keeps_float32s_precision,
+    test_rows.test_quantisation_rounds_half_to_even_and_reaches_127,
+    bound(test_rows.test_zero_tiny_and_broken_rows, 0),
+    test_rows.test_rms_norm_quantize,
+]
+KILLERS = {
+    "quantize": QUANTIZED,
+    "rms_norm": [
+        bound(test_rows.test_rms_norm_is_torchs, F32, 576),
+        bound(test_rows.test_rms_norm_adds_to_the_residual_and_norms_what_was_stored, BF16),
+        test_rows.test_rms_norm_reads_rows_of_a_wider_matrix,
+        test_rows.test_rms_norm_of_tiny_numbers_is_held_down_by_epsilon,
+    ],
+    "act_and_mul": [
+        bound(test_rows.test_act_and_mul, F32, "silu", 4112),
+        bound(test_rows.test_act_and_mul, F32, "gelu_tanh", 176),
+        bound(test_rows.test_act_and_mul_quantize_sees_the_whole_of_a_long_row, 0),
+    ],
+    "rope_and_kv_write": [
+        bound(test_rope.test_padding_writes_nothing_and_others_keep_their_neighbours, False),
+        test_rope.test_rope_and_kv_write,
+    ],
+    "paged_attention": [
+        bound(test_attention.test_contexts_around_the_edges_of_pages_and_splits, 65),
+        bound(test_attention.test_a_window_is_exact_to_the_token, 16),
+        bound(test_attention.test_sinks_however_strong, 1.5),
+        test_attention.test_caps_pages_and_scales_at_once,
+    ],
+    "merge_states": [
+        bound(test_attention.test_sinks_however_strong, 1.5),
+        test_attention.test_merge_states,
+        test_attention.test_padding_items_do_nothing,
+    ],
+    "attention_plan": [
+        bound(test_attention.test_contexts_around_the_edges_of_pages_and_splits, 65),
+        bound(test_attention.test_a_window_is_exact_to_the_token, 16),
+        test_attention.test_several_groups_chunks_and_loners_in_one_launch,
+    ],
+    "gemm": [
+        test_gemm.test_a_row_of_zeros_is_the_bias_and_a_broken_row_is_nan,
+        test_gemm.test_w8a8,
+        test_gemm.test_a_sum_at_the_end_of_int32_is_exact,
+    ],
+}
+
+
+def survives(mutant: Mutant, folder, monkeypatch) -> bool:
+    """Whether every test passes with the mutated modules in the place of the real ones."""
+    loaded = load(mutant, folder)
+    names = {f"{PACKAGE}.{name}": module for name, module in loaded.items()}
+    for tests in (test_attention, test_gemm, test_rope, test_rows):
+        for name, value in list(vars(tests).items()):
+            if isinstance(value, types.ModuleType) and value.__name__ in names:
+                monkeypatch.setattr(tests, name, names[value.__name__])
+            elif isinstance(value, (type, types.FunctionType)) and value.__module__ in names:
+                monkeypatch.setattr(tests, name, getattr(names[value.__module__], name))
+    for killer in KILLERS[mutant.module]:
+        try:
+            killer()
+        except Exception:  # noqa: BLE001 -- a wrong result, a refusal of the interpreter: all of them notice
+            return False
+    return True
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_a_mistake_is_noticed(mutant, tmp_path, monkeypatch):
+    assert not survives(mutant, tmp_path, monkeypatch), f"no test notices: {mutant}"
+
+
+@pytest.mark.parametrize("module", KILLERS)
+def test_without_a_mistake_the_same_tests_pass(module, tmp_path, monkeypatch):
+    """Else a mutant would be killed by how it is loaded."""
+    assert survives(Mutant(module, "none", "from __future__ import annotations", "from __future__ import annotations"),
+                    tmp_path, monkeypatch)  # fmt: skip
