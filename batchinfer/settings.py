@@ -33,6 +33,8 @@ class Settings(BaseSettings):
     """SQLAlchemy URL; empty is SQLite in ``home``."""
     broker_url: str = "memory://"
     """Celery broker; ``memory://`` needs no server: the worker finds work in the database."""
+    visibility_seconds: Seconds = 6 * 3600
+    """A message that was not acknowledged for this long is delivered again; leases make that harmless."""
     log_level: LogLevel = "info"
     """Least severe message that is logged."""
     host: str = "127.0.0.1"

@@ -13,9 +13,6 @@ from batchinfer.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-VISIBILITY_TIMEOUT_SECONDS = 6 * 3600
-"""Far above the longest shard: an unacknowledged message is delivered again after this, even to its own worker."""
-
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
@@ -73,7 +70,7 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         return {"polling_interval": 0.05}
     return {
         **PUBLISH_OPTIONS,
-        "visibility_timeout": VISIBILITY_TIMEOUT_SECONDS,
+        "visibility_timeout": settings.visibility_seconds,
         "socket_keepalive": True,
         "health_check_interval": 10,
     }

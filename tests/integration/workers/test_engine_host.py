@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -46,6 +47,13 @@ def collect(session: EngineSession) -> dict[int, str]:
             assert completion.status is RowStatus.SUCCEEDED, completion
             found[row_of(completion)] = completion.text
     return found
+
+
+def wait_until(condition) -> None:
+    give_up_at = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.005)
 
 
 def test_two_shards_with_the_same_row_indexes_share_one_engine(host):
@@ -112,12 +120,10 @@ def test_a_probe_is_alone_and_nobody_overtakes_it(host):
 
     probe = threading.Thread(target=take, args=("probe", True))
     probe.start()
-    while len(host._waiting) < 1:
-        pass
+    wait_until(lambda: len(host._waiting) == 1)
     late = threading.Thread(target=take, args=("late", False))
     late.start()
-    while len(host._waiting) < 2:
-        pass
+    wait_until(lambda: len(host._waiting) == 2)
     assert order == []
     host.release(first)
     probe.join()

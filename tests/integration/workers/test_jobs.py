@@ -150,8 +150,8 @@ def test_an_input_that_changed_after_planning_fails_the_job(bench):
     assert "input.parquet" in job.error_message
 
 
-def test_two_models_take_turns_on_one_engine(bench):
-    """Jobs of other models are not run by an embedded worker that works on one job."""
+def test_a_run_of_one_job_leaves_others_alone(bench):
+    """``run`` works on its own job only, however long another one has waited; that one runs when its turn comes."""
     other = bench.submit(prompts(10), model="other", output=str(bench.folder / "other"))
     mine = bench.submit(prompts(10))
     assert bench.run(mine).state is JobState.COMPLETED

@@ -7,7 +7,7 @@ import sys
 
 from batchinfer.jobs.dispatch import FINALIZE_TASK, PLAN_TASK, SHARD_TASK, shard_queue
 from batchinfer.settings import Settings
-from batchinfer_workers.app import VISIBILITY_TIMEOUT_SECONDS, celery_settings, create_app
+from batchinfer_workers.app import celery_settings, create_app
 
 
 def test_messages_are_permits_and_a_worker_never_gives_up():
@@ -20,7 +20,7 @@ def test_messages_are_permits_and_a_worker_never_gives_up():
     assert conf.task_ignore_result is True
     assert conf.broker_connection_max_retries is None
     assert conf.worker_cancel_long_running_tasks_on_connection_loss is True
-    assert conf.broker_transport_options["visibility_timeout"] == VISIBILITY_TIMEOUT_SECONDS
+    assert conf.broker_transport_options["visibility_timeout"] >= 3600, "far above the longest shard"
     assert conf.accept_content == ["json"]
 
 
