@@ -175,6 +175,8 @@ def _patch_dot() -> None:
 
     def dot(self: Any, a: Any, b: Any, accumulator: Any, precision: Any, *rest: Any) -> Any:
         if a.data.dtype == np.int8 and b.data.dtype == np.int8:
+            if accumulator.data.dtype != np.int32:
+                raise TypeError("an int8 dot adds up in int32")
             # products of up to 2**14: float32 sums are exact to K = 1024, float64 beyond
             exact = np.float32 if a.data.shape[-1] <= 1024 else np.float64
             product = (a.data.astype(exact) @ b.data.astype(exact)).astype(np.int64) + accumulator.data

@@ -27,6 +27,13 @@ def dot_kernel(
 
 
 @jit()
+def int8_dot_into_floats_kernel(a, out, N: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    x = tl.load(a + at)
+    tl.store(out + at, tl.dot(x, x, acc=tl.zeros((N, N), tl.float32), out_dtype=tl.float32))
+
+
+@jit()
 def add_kernel(a, b, out, N: tl.constexpr):
     at = tl.arange(0, N)
     tl.store(out + at, tl.load(a + at) + tl.load(b + at))
@@ -113,6 +120,11 @@ def test_an_integer_dot_is_exact(k):
     out = torch.empty(16, 16, dtype=torch.int32)
     dot_kernel[(1,)](a, b, out, 16, 16, k, tl.int32, "ieee")
     assert torch.equal(out.long(), a.long() @ b.long())
+
+
+def test_an_integer_dot_that_adds_up_in_floats_is_refused():
+    with pytest.raises(InterpreterError, match="int32"):
+        int8_dot_into_floats_kernel[(1,)](torch.zeros(32, 32, dtype=torch.int8), torch.empty(32, 32), 32)
 
 
 def test_a_float32_dot_that_would_use_tf32_is_refused():
