@@ -6,7 +6,7 @@ from batchinfer.db.tables import Base
 
 connection = context.config.attributes.get("connection")
 if connection is None:
-    raise RuntimeError("run migrations with `batchinfer db upgrade`, or revision files with `make migration`")
+    raise RuntimeError("run migrations with `batchinfer db upgrade`; Alembic's own command knows no database here")
 context.configure(
     connection=connection,
     target_metadata=Base.metadata,
