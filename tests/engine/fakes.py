@@ -34,7 +34,10 @@ def answer(prompt, max_tokens, eos=(EOS,)):
 
 @dataclass
 class FakeRunner:
-    """Keeps token ids where a real model keeps keys and values; answers from what it finds there."""
+    """Keeps token ids where a real model keeps keys and values; answers from what it finds there.
+
+    ``batches`` has for each step the (request id, first position, number of tokens) of its parts.
+    """
 
     num_blocks: int
     block_size: int
@@ -49,7 +52,7 @@ class FakeRunner:
         return sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
     def execute(self, scheduled):
-        self.batches.append([(part.sequence.request_id, part.num_new_tokens) for part in scheduled])
+        self.batches.append([(part.sequence.request_id, part.start, part.num_new_tokens) for part in scheduled])
         if self.before_step is not None:
             self.before_step(scheduled)
         for part in scheduled:

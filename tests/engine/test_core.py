@@ -203,9 +203,53 @@ def test_a_low_estimate_preempts_and_still_answers_right():
         engine.add_request(ask(str(i), [i + 1, 7], max_tokens=12, ignore_eos=True))
     done = by_id(drain(engine))
     assert engine.stats().preemptions > 0
+    assert engine.stats().prompt_tokens == 12, "a prompt counts once, however often it is computed"
     for i in range(6):
         assert list(done[str(i)].token_ids) == answer([i + 1, 7], 12, eos=())
         assert done[str(i)].usage.cached_tokens == 0, "its own blocks, computed again or not, are no hit"
+
+
+def test_the_oldest_row_is_never_evicted_even_if_it_is_the_cheapest():
+    """So there is always one that comes to its end, whatever the estimates."""
+    engine = make_engine(num_blocks=12, block_size=2, estimate=lambda _: 1)
+    engine.add_request(ask("oldest", [9], max_tokens=20, ignore_eos=True))
+    for i in range(3):
+        engine.add_request(ask(str(i), [i + 1] * 6, max_tokens=10, ignore_eos=True))
+    drain(engine)
+    assert engine.stats().preemptions > 0
+    starts = [start for batch in engine._runner.batches for name, start, _ in batch if name == "oldest"]
+    assert starts == list(range(20)), "each position computed once, in order"
+
+
+def test_a_row_with_a_long_prompt_is_counted_for_as_long_as_its_prompt_takes():
+    """The long prompt needs 40 steps beside a decoding row: by then that row has grown, and both together do not fit."""
+    engine = make_engine(num_blocks=65, block_size=1, max_num_batched_tokens=2)
+    engine.add_request(ask("decoding", [1], max_tokens=60, ignore_eos=True))
+    engine.add_request(ask("prompt", [2] * 40, max_tokens=5, ignore_eos=True))
+    drain(engine)
+    assert engine.stats().preemptions == 0
+
+
+def test_rows_that_share_a_prefix_fit_together_where_copies_would_not():
+    """Ten shared blocks and one each for eight rows: 18 of 20, though eight copies would need 88."""
+    engine = make_engine(num_blocks=20, block_size=4, max_num_batched_tokens=100)
+    prefix = [i % 9 + 1 for i in range(40)]
+    for i in range(8):
+        engine.add_request(ask(str(i), [*prefix, 20 + i], max_tokens=3, ignore_eos=True))
+    drain(engine)
+    assert max(len(batch) for batch in engine._runner.batches) == 8
+
+
+def test_a_part_of_a_prompt_ends_on_a_block_boundary():
+    engine = make_engine(num_blocks=64, block_size=4, max_num_batched_tokens=15, caching=False)
+    lengths = {"a": 30, "b": 21, "c": 13, "d": 30}
+    for name, length in lengths.items():
+        engine.add_request(ask(name, [1] * length))
+    drain(engine)
+    parts = [part for batch in engine._runner.batches for part in batch]
+    ends = [(name, start + count) for name, start, count in parts if start + count < lengths[name]]
+    assert ends
+    assert all(end % 4 == 0 for _, end in ends)
 
 
 # what happens when a step raises
@@ -247,6 +291,31 @@ def test_a_failed_step_takes_back_the_prefixes_it_had_offered():
     done = by_id(drain(engine))
     assert all(list(done[str(i)].token_ids) == answer([*range(1, 13), 20 + i], 8) for i in range(4))
     assert engine.stats().failed_steps == 1
+
+
+def test_an_error_row_does_not_wait_for_its_neighbours():
+    """It is held back only until a step without it has passed."""
+    engine = make_engine(num_blocks=64)
+    engine._runner.before_step = fail_on("bad", RuntimeError("refused"))
+    engine.add_request(ask("bad", [1]))
+    engine.add_request(ask("long", [2], max_tokens=100, ignore_eos=True))
+    assert [c.request_id for c in drain(engine)] == ["bad", "long"]
+
+
+def test_many_bad_rows_among_good_ones_are_not_blamed_on_the_engine():
+    """Between two rows that fail, another one's step passes: so the engine works."""
+    engine = make_engine(num_blocks=64, max_num_seqs=2)
+
+    def refuse(scheduled):
+        if any(part.sequence.request_id.startswith("bad") for part in scheduled):
+            raise RuntimeError("refused")
+
+    engine._runner.before_step = refuse
+    for i in range(20):
+        engine.add_request(ask(f"good{i}", [i + 1], max_tokens=3))
+        engine.add_request(ask(f"bad{i}", [i + 1], max_tokens=3))
+    statuses = [(c.request_id[:3], c.status) for c in drain(engine)]
+    assert statuses.count(("bad", RowStatus.ERRORED)) == statuses.count(("goo", RowStatus.SUCCEEDED)) == 20
 
 
 def test_out_of_memory_shrinks_the_step_and_loses_no_row():
@@ -373,7 +442,7 @@ def test_every_row_ends_once_with_its_own_answer(rows, shape, hopeful):
     assert stats.used_blocks == 0
     for batch in engine._runner.batches:
         assert len(batch) <= shape["max_num_seqs"]
-        assert sum(tokens for _, tokens in batch) <= shape["max_num_batched_tokens"]
+        assert sum(tokens for _, _, tokens in batch) <= shape["max_num_batched_tokens"]
     if not hopeful:
         assert stats.preemptions == 0, "the careful admission rule let in too much"
 
