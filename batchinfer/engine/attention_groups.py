@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 MAX_WASTE = 1.25
 """A group's padded size over its real one, at most: shorter contexts would wait for the longest."""
-MAX_GROUP_SLOTS = 16 * 1024
-"""Context slots gathered at once; a few MB a layer, near what the caches hold."""
+MAX_GROUP_SLOTS = 4 * 1024
+"""Context slots gathered at once, so that what is gathered is still in the CPU's cache when it is read: 64 decoding rows
+of 64 to 1,024 tokens took 10 ms a layer with this, 21 ms with four times as many (SmolLM2-135M, one core of Zen 4)."""
 FAR = 2**30
 """The position of padding: after every query, hence never seen."""
 
