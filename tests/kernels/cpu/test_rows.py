@@ -147,15 +147,14 @@ def test_an_int8_product_gets_its_scales(ops):
 
 
 def test_every_build_gives_the_same_bytes(every_native):
-    """Sums run over 16 fixed lanes and nothing is fused implicitly, so the machine's register width does not show."""
+    """Norms and quantisation: sums run over 16 fixed lanes and nothing is fused, so register width does not show."""
     x, _ = rows_of(5, 9, 576, "bfloat16", 3.0)
     weight, recipe = torch.rand(576), Int8Recipe(torch.rand(576) + 0.5, 64)
     results = []
     for ops in every_native:
         stream = torch.ones(9, 576)
         quantised = ops.rms_norm_int8(x, weight, 1e-5, residual=stream, recipe=recipe)
-        activated = [ops.act_and_mul(x, name, out_dtype=torch.float32) for name in ("silu", "gelu_tanh")]
-        results.append([stream, quantised.values, quantised.scales, *activated])
+        results.append([stream, quantised.values, quantised.scales])
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 

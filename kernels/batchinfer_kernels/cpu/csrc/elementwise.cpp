@@ -22,9 +22,9 @@ static void add_residual(float* x, void* residual, int32_t kind, int64_t n) {
   }
 }
 
-static inline float silu(float x) { return x / (1.0f + exp_scalar(-x)); }
-static inline float gelu_tanh(float x) {  // 0.5 x (1 + tanh(u)) = x / (1 + e^-2u)
-  return x / (1.0f + exp_scalar(-1.5957691216f * (x + 0.044715f * x * x * x)));
+static inline vf silu(vf x) { return x / (1.0f + exp(-x)); }
+static inline vf gelu_tanh(vf x) {  // 0.5 x (1 + tanh(u)) = x / (1 + e^-2u)
+  return x / (1.0f + exp(-1.5957691216f * (x + 0.044715f * x * x * x)));
 }
 
 }  // namespace bi
@@ -51,16 +51,14 @@ BI_EXPORT void bi_act_and_mul(const Source* in, int32_t activation, int64_t rows
                                int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * n >= PARALLEL_FROM / 4)
   for (int64_t m = 0; m < rows; m++) {
-    float* x = scratch(2 * n);
-    const float* up = x + n;
-    load_row(*in, m, 0, 2 * n, x);
-    if (activation == 0) {
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++) x[i] = silu(x[i]) * up[i];
-    } else {
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++) x[i] = gelu_tanh(x[i]) * up[i];
-    }
+    float* x = scratch(2 * n + 2 * W);
+    float* up = x + (n + W - 1) / W * W;
+    load_row(*in, m, 0, n, x);
+    load_row(*in, m, n, n, up);
+    if (activation == 0)
+      for (int64_t i = 0; i < n; i += W) store(x + i, silu(load(x + i)) * load(up + i));
+    else
+      for (int64_t i = 0; i < n; i += W) store(x + i, gelu_tanh(load(x + i)) * load(up + i));
     emit_row(*out, m, x, n);
   }
 }

@@ -1,5 +1,7 @@
 // Running reductions over slices of logits: argmax, top-k and log-sum-exp, without a float copy of [rows, vocab].
 
+#include <algorithm>
+
 #include "rows.h"
 
 namespace bi {
@@ -16,30 +18,26 @@ struct Reduction {  // mirrored in library.py; all arrays have a row each
 
 constexpr int64_t CHUNK = 1024;
 
-// Cap in place: cap * tanh(x / cap)
+// Cap in place: cap * tanh(x / cap). n is a multiple of W.
 static void softcap(float* x, int64_t n, float cap) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; i++) {
-    const float u = x[i] / cap, e = exp_scalar(-2.0f * std::fabs(u));
-    x[i] = std::copysign(cap * (1.0f - e) / (1.0f + e), u);
+  for (int64_t i = 0; i < n; i += W) {
+    const vf u = load(x + i) / cap, e = exp(as_float((vu)u | 0x80000000u) * 2.0f);
+    store(x + i, as_float((vu)(cap * (1.0f - e) / (1.0f + e)) | ((vu)u & 0x80000000u)));
   }
 }
 
+// A forbidden word (-inf) adds e^-87, which is nothing beside the peak's 1. n is a multiple of W.
 static void add_to_total(const float* x, int64_t n, float chunk_peak, float* peak, float* total) {
   if (chunk_peak > *peak) {
     *total *= *peak == -INFINITY ? 0.0f : exp_scalar(*peak - chunk_peak);
     *peak = chunk_peak;
   }
-  const float at = *peak == -INFINITY ? 0.0f : *peak;
-  float lane[16] = {};
-  int64_t i = 0;
-  // x - at is at most 0; -inf stays out of the sum instead of adding e^-87
-  for (; i + 16 <= n; i += 16)
-    for (int j = 0; j < 16; j++) lane[j] += x[i + j] == -INFINITY ? 0.0f : exp_scalar(x[i + j] - at);
-  for (int j = 0; i + j < n; j++) lane[j] += x[i + j] == -INFINITY ? 0.0f : exp_scalar(x[i + j] - at);
-  for (int half = 8; half; half /= 2)
-    for (int j = 0; j < half; j++) lane[j] += lane[j + half];
-  *total += lane[0];
+  vf sum = splat(0.0f);
+  if (*peak == -INFINITY)  // nothing yet, unless a NaN
+    for (int64_t i = 0; i < n; i += W) sum += load(x + i) == splat(-INFINITY) ? splat(0.0f) : load(x + i);
+  else
+    for (int64_t i = 0; i < n; i += W) sum += exp(load(x + i) - *peak);
+  *total += sum_lanes(sum);
 }
 
 // Columns come in ascending order, so a tie keeps the lower index by being refused here.
@@ -81,7 +79,10 @@ BI_EXPORT void bi_reduce_logits(const Source* logits, int64_t rows, int64_t colu
       load_row(*logits, m, c, n, x);
       if (scale != 1.0f)
         for (int64_t i = 0; i < n; i++) x[i] *= scale;
-      if (cap > 0.0f) softcap(x, n, cap);
+      const int64_t whole = (n + W - 1) / W * W;
+      std::fill(x + n, x + whole, 0.0f);
+      if (cap > 0.0f) softcap(x, whole, cap);
+      std::fill(x + n, x + whole, -INFINITY);
 #pragma omp simd reduction(max : most)
       for (int64_t i = 0; i < n; i++) most = most > x[i] ? most : x[i];
       if (most > out.best[m]) {
@@ -90,7 +91,7 @@ BI_EXPORT void bi_reduce_logits(const Source* logits, int64_t rows, int64_t colu
         out.best[m] = most;
         out.best_index[m] = first_column + c + at;
       }
-      if (out.peak) add_to_total(x, n, most, out.peak + m, out.total + m);
+      if (out.peak) add_to_total(x, whole, most, out.peak + m, out.total + m);
       if (out.top_values && most > out.top_values[m * out.k + out.k - 1])
         keep_top(x, n, first_column + c, out.top_values + m * out.k, out.top_indices + m * out.k, out.k);
     }

@@ -3,20 +3,33 @@
 
 namespace bi {
 
-// Hadamard transform of consecutive blocks, scaled to keep lengths. Strides of a register and more pair whole registers.
+template <int H>
+static inline vf butterfly(vf x) {  // within a register: x[i] + x[i + H] and x[i] - x[i + H]
+  const vf sign = (lanes() & H) != 0 ? splat(-1.0f) : splat(1.0f);
+  return fma(x, sign, swap_lanes<H>(x));
+}
+
+// Hadamard transform of consecutive blocks, scaled to keep lengths: strides below a register's width inside registers,
+// then pairs of registers.
 static void rotate(float* x, int64_t n, int block) {
-  const float scale = 1.0f / std::sqrt((float)block);
-  for (int64_t b = 0; b < n; b += block) {
-    float* v = x + b;
-    for (int half = 1; half < block; half *= 2)
-      for (int i = 0; i < block; i += 2 * half)
-        for (int j = i; j < i + half; j++) {
-          float low = v[j], high = v[j + half];
-          v[j] = low + high;
-          v[j + half] = low - high;
-        }
-    for (int i = 0; i < block; i++) v[i] *= scale;
+  const vf scale = splat(1.0f / std::sqrt((float)block));
+  for (int64_t i = 0; i < n; i += W) {
+    vf v = load(x + i) * scale;
+    if (block > 1) v = butterfly<1>(v);
+    if (block > 2) v = butterfly<2>(v);
+    if constexpr (W > 4)
+      if (block > 4) v = butterfly<4>(v);
+    if constexpr (W > 8)
+      if (block > 8) v = butterfly<8>(v);
+    store(x + i, v);
   }
+  for (int half = W; half < block; half *= 2)
+    for (int64_t b = 0; b < n; b += 2 * half)
+      for (float* v = x + b; v < x + b + half; v += W) {
+        const vf low = load(v), high = load(v + half);
+        store(v, low + high);
+        store(v + half, low - high);
+      }
 }
 
 // Symmetric INT8: scale = max|x| / 127. A row of zeros gets scale 0; a row with inf or NaN gets scale NaN, so that its

@@ -1,7 +1,7 @@
 // Rows of numbers in and out: what an op reads (a Source) and where it leaves its result (a Sink).
 //
-// Every op works on one row at a time as floats in a scratch buffer. Sums run over 16 fixed lanes whatever the width of
-// the machine's registers, so these ops give the same bits in every build.
+// Every op works on one row at a time as floats in a scratch buffer, of which a whole register past the end may be
+// overwritten.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -49,7 +49,7 @@ static inline uint16_t to_bf16(float x) {  // round to nearest even; NaN stays N
   return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
 }
 
-// e^x as in simd.h but without fused operations; |x| is clamped to 87.
+// One e^x, as in simd.h but without fused operations.
 static inline float exp_scalar(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 87.0f ? 87.0f : x;

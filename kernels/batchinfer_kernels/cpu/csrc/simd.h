@@ -58,6 +58,35 @@ static inline vf max(vf a, vf b) {
 #endif
 }
 
+// min that gives its second operand when either is NaN
+static inline vf min(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+static inline vi lanes() {
+  vi x;
+  for (int i = 0; i < W; i++) x[i] = i;
+  return x;
+}
+
+// lane i of the result is lane i ^ H of x
+template <int H>
+static inline vf swap_lanes(vf x) {
+#if defined(__clang__)
+  vf y;
+  for (int i = 0; i < W; i++) y[i] = x[i ^ H];
+  return y;
+#else
+  return __builtin_shuffle(x, lanes() ^ H);
+#endif
+}
+
 // Horizontal reductions in a fixed order.
 static inline float sum_lanes(vf x) {
 #if defined(__AVX512F__)
@@ -87,10 +116,10 @@ constexpr float C1 = 0.693146596f, C2 = 0.24022166f, C3 = 0.055510478f, C4 = 0.0
 constexpr float LOG2_E = 1.44269504f;
 constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
 
-// e^x for x <= 88, exactly 1 at 0, relative error below 3e-7 (with fused operations); below -87 it stays at e^-87; NaN
-// stays NaN.
+// e^x, exactly 1 at 0, relative error below 3e-7 (with fused operations); beyond 87 on either side it
+// stays at e^87 and e^-87; NaN stays NaN.
 static inline vf exp(vf x) {
-  x = max(splat(-87.0f), x);
+  x = max(splat(-87.0f), min(splat(87.0f), x));
   const vf rounded = fma(x, splat(LOG2_E), splat(ROUND));
   const vf f = fma(x, splat(LOG2_E), ROUND - rounded);
   vf p = splat(C5);
