@@ -12,6 +12,7 @@ from batchinfer.dataset.filesystem import Location
 from batchinfer.dataset.parquet_source import ParquetReader
 from batchinfer.dataset.part_index import PartIndex
 from batchinfer.dataset.row_groups import RowGroupWriter
+from batchinfer.dataset.row_stream import RowStream
 from batchinfer.dataset.schema import ROW_INDEX, STATUS, WARNINGS
 from batchinfer.dataset.sink import PartFile
 from batchinfer.dataset.text import REPLACED, repair_utf8
@@ -19,7 +20,7 @@ from batchinfer.errors import BatchInferError
 from batchinfer.types import RowStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from batchinfer.dataset.layout import BaseFile
     from batchinfer.dataset.schema import ResultSchema
@@ -106,19 +107,12 @@ def _with_flag(warnings: pa.Array, positions: Collection[int]) -> pa.Array:
 
 
 class _BaseRows:
-    """Reads a base once, in order, in the pieces that are asked for."""
+    """The earlier results of a shard, in order."""
 
     def __init__(self, base: BaseFile, schema: ResultSchema, row_start: int, row_end: int) -> None:
-        self._base = base
-        self._schema = schema
-        self._batches = self._read(row_start - base.first_row, row_end - base.first_row)
-        self._rest: pa.RecordBatch | None = None
-
-    def _read(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        with ParquetReader(Location.parse(self._base.path)) as reader:
-            for batch in reader.iter_batches(start, stop, self._schema.part_schema.names, _BATCH_ROWS):
-                table = pa.Table.from_batches([batch]).select(self._schema.part_schema.names)
-                yield from table.cast(self._schema.part_schema).to_batches()
+        self._path = base.path
+        span = (row_start - base.first_row, row_end - base.first_row)
+        self._rows = RowStream(Location.parse(base.path), schema.part_schema, *span)
 
     def pull(self, start: int, stop: int) -> pa.Table:
         """The next rows, which must be ``[start, stop)``.
@@ -126,16 +120,7 @@ class _BaseRows:
         Raises:
             BatchInferError: the base does not hold them.
         """
-        pieces, needed = [], stop - start
-        while needed:
-            batch = self._rest if self._rest is not None else next(self._batches, None)
-            if batch is None:
-                break
-            pieces.append(batch.slice(0, needed))
-            needed -= pieces[-1].num_rows
-            self._rest = batch.slice(pieces[-1].num_rows) if pieces[-1].num_rows < batch.num_rows else None
-        table = pa.Table.from_batches(pieces, schema=self._schema.part_schema)
-        rows = table.column(0).to_numpy()
-        if len(rows) != stop - start or not np.array_equal(rows, np.arange(start, stop)):
-            raise BatchInferError(f"{self._base.path} does not hold the rows {start} to {stop} in order")
+        table = self._rows.pull(stop - start)
+        if not np.array_equal(table.column(0).to_numpy(), np.arange(start, stop)):
+            raise BatchInferError(f"{self._path} does not hold the rows {start} to {stop} in order")
         return table

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from batchinfer.dataset.parquet_source import ParquetReader
-from batchinfer.dataset.source import InputSource, conform
+from batchinfer.dataset.row_stream import RowStream
+from batchinfer.dataset.source import InputSource
 from batchinfer.dataset.text import repair_utf8
 from batchinfer.errors import InputError, UserError
 
@@ -43,34 +44,27 @@ def _compare_file(source: InputSource, entry: ManifestFile, where: Location) -> 
     different: dict[str, list[int]] = {}
     with ParquetReader(where) as reader:
         absent = [name for name in source.schema.names if name not in reader.schema.names]
-        if absent:
-            yield f"{entry.name} has lost the input's column(s) {', '.join(absent)}"
-            return
-        for start, batch in source.iter_batches(entry.row_start, entry.row_end, batch_rows=_BATCH_ROWS):
-            position = start - entry.row_start
-            pieces = reader.iter_batches(position, position + batch.num_rows, source.schema.names, _BATCH_ROWS)
-            found = pa.Table.from_batches([conform(piece, source.schema, where.uri) for piece in pieces], source.schema)
-            for name, ours, theirs in zip(
-                source.schema.names, batch.columns, found.combine_chunks().columns, strict=True
-            ):
-                rows = _different_rows(ours, theirs.combine_chunks())
-                different.setdefault(name, []).extend(start + row for row in rows)
+    if absent:
+        yield f"{entry.name} has lost the input's column(s) {', '.join(absent)}"
+        return
+    stream = RowStream(where, source.schema, 0, entry.num_rows)
+    for start, batch in source.iter_batches(entry.row_start, entry.row_end, batch_rows=_BATCH_ROWS):
+        found = stream.pull(batch.num_rows)
+        for name, ours in zip(source.schema.names, batch.columns, strict=True):
+            rows = _different_rows(ours, found.column(name))
+            different.setdefault(name, []).extend(start + row for row in rows)
     for name, rows in different.items():
         if rows:
             shown = ", ".join(map(str, rows[:_MAX_NAMED]))
             yield f"{entry.name}: column {name!r} is not the input's in {len(rows)} row(s): {shown}"
 
 
-def _different_rows(ours: pa.Array, theirs: pa.Array) -> list[int]:
-    if ours.equals(theirs):
+def _different_rows(ours: pa.Array, theirs: pa.ChunkedArray) -> list[int]:
+    if theirs.equals(pa.chunked_array([ours])):
         return []
     # Arrow says "different" for NaN, for other dictionaries of equal values and for text that had to be repaired.
     left = repair_utf8(ours)[0]
-    return [
-        row
-        for row in range(len(left))
-        if not left.slice(row, 1).equals(theirs.slice(row, 1)) and not _same(_plain(left[row]), _plain(theirs[row]))
-    ]
+    return [row for row in range(len(left)) if not _same(_plain(left[row]), _plain(theirs[row]))]
 
 
 def _plain(scalar: pa.Scalar) -> Any:

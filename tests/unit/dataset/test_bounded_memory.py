@@ -68,3 +68,49 @@ def test_a_million_rows_stream_through_in_bounded_memory_with_many_row_groups_an
         assert result["grown_mb"] < LIMIT_MB, found
         assert result["verify_mb"] < LIMIT_MB, found
     assert found["many"]["warnings"] == []
+
+
+WIDE_PROGRAM = textwrap.dedent(
+    """
+    import json, sys
+    from batchinfer.dataset.layout import OutputLayout
+    from batchinfer.dataset.merge import merge_shard
+    from batchinfer.dataset.schema import ResultRow, ResultSchema
+    from batchinfer.dataset.sink import PartWriter
+    from batchinfer.dataset.source import InputSource
+    from batchinfer.types import RowStatus
+
+    def peak_mb():
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+    base = peak_mb()
+    source = InputSource.open([sys.argv[1]])
+    schema, layout = ResultSchema(source.schema), OutputLayout(sys.argv[2], "job_1")
+    rows = [ResultRow(i, RowStatus.SUCCEEDED, "m", 1) for i in range(source.num_rows)]
+    part = PartWriter(layout, schema, 0, 1).write(rows)
+    merged = merge_shard(source, schema, 0, source.num_rows, [part.path], layout.merged_path(0, 1))
+    print(json.dumps({"grown_mb": peak_mb() - base, "path": merged.path}))
+    """
+)
+
+
+def test_more_than_two_gigabytes_in_one_string_column_pass_through_in_bounded_memory(tmp_path):
+    """CASES 21: int32 offsets end at 2 GiB, and so must no buffer of ours. One long context is repeated in each row."""
+    num_rows, text = 2200, "0123456789abcdef" * (1 << 16)  # 1 MiB
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(num_rows, np.int32)), pa.array([text]))
+    schema = pa.schema([("n", pa.int64()), ("context", pa.string())])
+    with pq.ParquetWriter(tmp_path / "in.parquet", schema) as writer:
+        for start in range(0, num_rows, 100):
+            part = {"n": range(start, start + 100), "context": column.slice(start, 100).dictionary_decode()}
+            writer.write_table(pa.table(part, schema=schema))
+    command = [sys.executable, "-c", WIDE_PROGRAM, str(tmp_path / "in.parquet"), str(tmp_path / "out")]
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    assert found["grown_mb"] < LIMIT_MB
+    merged = pq.ParquetFile(found["path"])
+    assert merged.schema_arrow.field("context").type == pa.large_string()
+    num_bytes = 0
+    for batch in merged.iter_batches(batch_size=16, columns=["context"]):
+        assert set(batch.column(0).to_pylist()) == {text}
+        num_bytes += batch.num_rows * len(text)
+    assert num_bytes > 2**31

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import tempfile
 
 import pyarrow as pa
@@ -25,7 +26,8 @@ def same(left, right):
     except (ValueError, OverflowError):  # times that Python cannot hold
         arrays = (column.combine_chunks() for column in (left, right))
         texts = [array.to_string(window=100, container_window=100, skip_new_lines=True) for array in arrays]
-        return texts[0] == texts[1]
+        plain = [re.sub("large_(?=string|binary|list)|_view", "", text) for text in texts]
+        return plain[0] == plain[1]
 
 
 def read_whole(paths):

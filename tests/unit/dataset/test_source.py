@@ -201,6 +201,21 @@ def test_wide_rows_come_in_small_batches(tmp_path):
     assert max(sizes) <= 16
 
 
+def test_text_that_repeats_is_small_in_the_file_and_bounded_in_memory(tmp_path):
+    """Dictionary-encoded, 2,000 rows of 1 MiB are 1 MiB on disk; only reading tells. The first rows may be small, too."""
+    text = "x" * (1 << 20)
+    for small in (0, 500):
+        column = pa.array(["s"] * small + [text] * 40, pa.string())
+        write(tmp_path / "a.parquet", {"n": range(small + 40), "t": column})
+        assert (tmp_path / "a.parquet").stat().st_size < 2 << 20
+        source = InputSource.open([str(tmp_path)])
+        batches = [(first, batch.num_rows, batch.nbytes) for first, batch in source.iter_batches(batch_rows=520)]
+        assert [first for first, _, _ in batches] == [sum(b[1] for b in batches[:i]) for i in range(len(batches))]
+        assert sum(rows for _, rows, _ in batches) == small + 40
+        # One batch may be too large before it is noticed: here of 20 MiB, in a file of 40.
+        assert max(size for _, _, size in batches[small // 500 :]) <= 64 << 20
+
+
 def test_column_names_with_dots_do_not_mix_with_struct_fields(tmp_path):
     write(tmp_path / "a.parquet", {"a": [{"b": 1}], "a.b": [2], "": [3]})
     source = InputSource.open([str(tmp_path)])
