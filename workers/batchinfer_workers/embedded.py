@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 """Time between two looks at the job."""
-SPEED_SECONDS = 10.0
-"""Speed is measured over this long."""
+SPEED_SECONDS = 30.0
+"""Speed is measured over this long: rows of a slow engine end in bursts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,9 @@ def _watch(ledger: Ledger, worker: CeleryThread, job_id: str, on_progress: Calla
     speed = _Speed()
     while True:
         job = ledger.get_job(job_id)
-        on_progress(speed.measure(job, *(worker.node.uncommitted if worker.node else (0, 0))))
+        node = worker.node
+        rows, tokens = node.uncommitted if node else (0, 0)
+        on_progress(speed.measure(job, rows=rows, tokens=tokens, generated=node.generated_tokens if node else 0))
         if job.state.is_terminal or job.state in HELD:
             return
         if not worker.is_alive:
@@ -86,12 +88,17 @@ class _Speed:
         self._clock = clock
         self._seen: list[tuple[float, int, int]] = []
 
-    def measure(self, job: JobRecord, rows: int, tokens: int) -> Progress:
-        """Add what is not committed yet (``rows``, ``tokens``) to the job's counters, and compare with the past."""
+    def measure(self, job: JobRecord, *, rows: int, tokens: int, generated: int) -> Progress:
+        """Add what is not committed yet (``rows``, ``tokens``) to the job's counters, and compare with the past.
+
+        ``generated`` counts the engine's tokens, of unfinished rows too; it begins anew with a new engine.
+        """
         now = self._clock()
         rows_done, tokens = job.counts.total + rows, job.usage.completion_tokens + tokens
-        self._seen = [*(seen for seen in self._seen if now - seen[0] <= SPEED_SECONDS), (now, rows_done, tokens)]
-        then, old_rows, old_tokens = self._seen[0]
+        if self._seen and generated < self._seen[-1][2]:
+            self._seen = []
+        self._seen = [*(seen for seen in self._seen if now - seen[0] <= SPEED_SECONDS), (now, rows_done, generated)]
+        then, old_rows, old_generated = self._seen[0]
         seconds = now - then
         rows_per_second = (rows_done - old_rows) / seconds if seconds else None
         left = None if job.num_rows is None else job.num_rows - rows_done
@@ -101,7 +108,7 @@ class _Speed:
             rows_total=job.num_rows,
             tokens=tokens,
             rows_per_second=rows_per_second,
-            tokens_per_second=(tokens - old_tokens) / seconds if seconds else None,
+            tokens_per_second=(generated - old_generated) / seconds if seconds else None,
             eta_seconds=left / rows_per_second if rows_per_second and left is not None else None,
             cost_nanos=job.cost_nanos,
         )

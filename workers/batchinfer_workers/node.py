@@ -95,6 +95,11 @@ class WorkerNode:
         pending = [(c.num_rows, c.completion_tokens) for c in checkpoints if c is not None]
         return sum(rows for rows, _ in pending), sum(tokens for _, tokens in pending)
 
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that the engine has generated, of unfinished rows too; begins anew with a new engine."""
+        return int(self._host.stats().get("completion_tokens", 0))
+
     # -- what tasks call ----------------------------------------------------------------------------------------------
     def plan_jobs(self) -> None:
         """Plan jobs while there are any."""
