@@ -59,3 +59,6 @@ def set_up_logs(level: str) -> None:
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         force=True,
     )
+    if not is_debug:
+        # it tells of every look at the schema version, each time a process starts
+        logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -17,7 +17,7 @@ class Counts:
 class Job:
     num_rows: int = 100
     counts: Counts = field(default_factory=Counts)
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
     cost_nanos: int = 0
 
 
