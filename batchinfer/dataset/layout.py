@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 PARTS_FOLDER = "_parts"
 MANIFEST_NAME = "_manifest.json"
 SUCCESS_NAME = "_SUCCESS"
-_MERGED = re.compile(r"shard-(\d+)/merged-[^/]*\.parquet$")
+HIDDEN_SUFFIX = ".part"
+"""Not ``.parquet``: some readers, DuckDB among them, go into folders whose names begin with ``_``."""
+_MERGED = re.compile(r"shard-(\d+)/merged-[^/]*\.part$")
 
 
 def manifest_location(output: Location) -> Location:
@@ -123,11 +125,11 @@ class OutputLayout:
 
     def part_path(self, shard_index: int, attempt_id: int, sequence: int) -> str:
         """Hidden path of a part."""
-        return self._shard_folder(shard_index).child(f"part-{attempt_id}-{sequence:05d}.parquet").uri
+        return self._shard_folder(shard_index).child(f"part-{attempt_id}-{sequence:05d}{HIDDEN_SUFFIX}").uri
 
     def merged_path(self, shard_index: int, attempt_id: int) -> str:
         """Hidden path of a merged shard before it is committed: this is what the ledger stores as ``result_path``."""
-        return self._shard_folder(shard_index).child(f"merged-{attempt_id}.parquet").uri
+        return self._shard_folder(shard_index).child(f"merged-{attempt_id}{HIDDEN_SUFFIX}").uri
 
     def shard_path(self, shard_index: int) -> str:
         """Path of a published shard."""

@@ -37,7 +37,7 @@ def test_the_folder_is_a_readable_data_set_at_every_moment(tmp_path, source):
         assert pq.read_table(tmp_path / "out").num_rows == start  # hidden until it is committed
         job.layout.publish_shard(merged.path)
         assert pq.read_table(tmp_path / "out").column("row_index").to_pylist() == list(range(end))
-        seen.append(rows_by_duckdb(f"{tmp_path}/out/*.parquet"))
+        seen.append(rows_by_duckdb(f"{tmp_path}/out/**/*.parquet"))
         shards.append((index, start, end, merged))
     assert seen[-1] == list(range(25))
     assert [len(rows) for rows in seen] == [10, 20, 25]
@@ -71,7 +71,7 @@ def test_a_zombie_that_wakes_up_after_a_newer_commit_cannot_touch_the_visible_fi
 
 def test_a_finished_folder_has_manifest_and_mark_and_no_leftovers(tmp_path, source):
     job = DatasetJob([source], str(tmp_path / "out"))
-    garbage = tmp_path / "out" / "_parts" / "shard-00000" / "part-77-00000.parquet"  # of a fenced-out attempt
+    garbage = tmp_path / "out" / "_parts" / "shard-00000" / "part-77-00000.part"  # of a fenced-out attempt
     garbage.parent.mkdir(parents=True)
     garbage.write_bytes(b"garbage")
     manifest = job.finalize([job.run_shard(i, *span) for i, span in enumerate(job.ranges())])
