@@ -6,8 +6,7 @@ import types
 import pytest
 import torch
 
-from batchinfer_kernels import attention_plan, gemm, merge_states, paged_attention  # noqa: F401 -- mutants.load finds them
-from tests.triton import test_attention, test_gemm, test_rope, test_rows
+from tests.triton import test_attention, test_gemm, test_heads, test_rope, test_rows
 from tests.triton.mutants import MUTANTS, PACKAGE, Mutant, load
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -58,6 +57,20 @@ KILLERS = {
         test_gemm.test_w8a8,
         test_gemm.test_a_sum_at_the_end_of_int32_is_exact,
     ],
+    "embedding": [
+        bound(test_heads.test_embedding_gathers_and_scales, F32, 16),
+        test_heads.test_ranks_with_a_part_of_the_vocabulary_add_up,
+    ],
+    "lm_head": [
+        test_heads.test_the_lowest_of_equal_tokens_wins_even_across_tiles,
+        bound(test_heads.test_a_broken_row_has_no_token_and_its_neighbours_do, float("nan")),
+        test_heads.test_lm_head_argmax,
+    ],
+    "sampler": [
+        bound(test_heads.test_greedy_takes_the_first_of_the_best_and_its_log_probability, F32, None),
+        bound(test_heads.test_ties_with_the_last_one_kept_are_kept, None),
+        bound(test_heads.test_the_draw_is_the_noisiest_of_what_the_filters_keep, 2.0, None),
+    ],
 }
 
 
@@ -65,12 +78,14 @@ def survives(mutant: Mutant, folder, monkeypatch) -> bool:
     """Whether every test passes with the mutated modules in the place of the real ones."""
     loaded = load(mutant, folder)
     names = {f"{PACKAGE}.{name}": module for name, module in loaded.items()}
-    for tests in (test_attention, test_gemm, test_rope, test_rows):
+    for tests in (test_attention, test_gemm, test_heads, test_rope, test_rows):
         for name, value in list(vars(tests).items()):
             if isinstance(value, types.ModuleType) and value.__name__ in names:
                 monkeypatch.setattr(tests, name, names[value.__name__])
             elif isinstance(value, (type, types.FunctionType)) and value.__module__ in names:
                 monkeypatch.setattr(tests, name, getattr(names[value.__module__], name))
+    if mutant.module == "sampler":  # several stretches a row
+        monkeypatch.setattr(loaded["sampler"], "BLOCK", 32)
     for killer in KILLERS[mutant.module]:
         try:
             killer()

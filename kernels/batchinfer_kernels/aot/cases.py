@@ -10,11 +10,14 @@ import torch
 
 from batchinfer_kernels import act_and_mul, quantize, rms_norm
 from batchinfer_kernels.attention_plan import QuerySpan, plan_attention
+from batchinfer_kernels.embedding import embedding
 from batchinfer_kernels.fp8_gemm import FP8, fp8_gemm
 from batchinfer_kernels.int8_gemm import int8_gemm
+from batchinfer_kernels.lm_head import lm_head_argmax
 from batchinfer_kernels.paged_attention import AttentionForm, paged_attention
 from batchinfer_kernels.paged_kv import PagedKV
 from batchinfer_kernels.rope_and_kv_write import Rope, rope_and_kv_write
+from batchinfer_kernels.sampler import SamplingRows, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +28,7 @@ I8 = torch.int8
 I32 = torch.int32
 
 
+UNITS: dict[int, tuple[str, ...]] = {80: (r"mma\.sync", r"cp\.async"), 90: (r"wgmma", r"cp\.async"), 100: (r"tcgen05",)}
 S8_UNITS: dict[int, tuple[str, ...]] = {
     80: (r"mma\.sync\S*s8", r"cp\.async"),
     90: (r"wgmma\S*s8", r"cp\.async"),
@@ -36,7 +40,7 @@ S8_UNITS: dict[int, tuple[str, ...]] = {
 class Case:
     """One call of a launcher. ``expect`` are patterns that the PTX for an architecture (0: every one) must contain.
 
-    Every kernel must load vectors, and may load numbers of one or two bytes one at a time only where ``max_narrow_loads``
+    Every kernel must load vectors, except for the ``small`` ones that read a few KB a row in all, and may load numbers of one or two bytes one at a time only where ``max_narrow_loads``
     says so.
     """
 
@@ -46,6 +50,7 @@ class Case:
     max_scalar_loads_in_loops: int = 0
     max_narrow_loads: int = 0
     archs: tuple[int, ...] = (80, 90, 100)
+    small: tuple[str, ...] = ()
 
 
 def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -176,6 +181,23 @@ def gemm_cases() -> list[Case]:
     return found
 
 
+def head_cases() -> list[Case]:
+    """Llama 3's vocabulary."""
+    floats, integers, longs = (meta(64, dtype=dtype) for dtype in (F32, I32, torch.int64))
+    rows = SamplingRows(floats, integers, floats, floats, longs, integers)
+    return [
+        Case("embedding 128256 x 4096", partial(embedding, integers, meta(128256, 4096))),
+        Case(
+            "lm_head_argmax 64 x 128256 x 4096",
+            partial(lm_head_argmax, meta(64, 4096), meta(128256, 4096)),
+            UNITS,
+            small=("reduce",),
+        ),
+        Case("sample 128256", partial(sample, meta(64, 128256), rows)),
+        Case("sample 128256, float32", partial(sample, meta(64, 128256, dtype=F32), rows)),
+    ]
+
+
 def all_cases() -> list[Case]:
     """Every case of the gate."""
-    return rows_cases() + rope_cases() + attention_cases() + gemm_cases()
+    return rows_cases() + rope_cases() + attention_cases() + gemm_cases() + head_cases()
