@@ -9,26 +9,26 @@ import pytest
 
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.status import AttemptState, JobState, Outcome
-from tests.acceptance.farm import Farm, check_books, write_prompts
+from tests.acceptance.cluster import Cluster, check_books, write_prompts
 
 NUM_ROWS = 3000
 
 
 @pytest.fixture
-def farm(tmp_path, postgresql_url, redis_url):
-    farm = Farm(tmp_path, postgresql_url, redis_url)
-    yield farm
-    farm.close()
+def cluster(tmp_path, postgresql_url, redis_url):
+    cluster = Cluster(tmp_path, postgresql_url, redis_url)
+    yield cluster
+    cluster.close()
 
 
-def lost_attempts(farm: Farm, job_id: str, pid: int) -> int:
+def lost_attempts(cluster: Cluster, job_id: str, pid: int) -> int:
     """Attempts that a worker process lost."""
-    attempts = farm.ledger.attempts(job_id)
+    attempts = cluster.ledger.attempts(job_id)
     return sum(attempt.state is AttemptState.LOST and f"-{pid}-" in attempt.worker_id for attempt in attempts)
 
 
 @pytest.mark.service
-def test_a_job_survives_everything_and_each_row_ends_once(farm, postgres, redis_server, tmp_path):
+def test_a_job_survives_everything_and_each_row_ends_once(cluster, postgres, redis_server, tmp_path):
     """kill -9 (twice), SIGSTOP past the lease and SIGCONT, FLUSHDB, restarts of PostgreSQL and Redis: the job ends by itself.
 
     What the zombie still writes changes nothing: each row has one outcome, and rows, tokens and money add up.
@@ -41,39 +41,39 @@ def test_a_job_survives_everything_and_each_row_ends_once(farm, postgres, redis_
         shard_rows=100,
         max_attempts=5,
     )
-    job, _ = farm.ledger.submit(spec)
-    first, second = farm.start_worker(), farm.start_worker()
-    farm.wait_for_rows(job.id, 200)
+    job, _ = cluster.ledger.submit(spec)
+    first, second = cluster.start_worker(), cluster.start_worker()
+    cluster.wait_for_rows(job.id, 200)
 
     first.kill()
     first.wait()
-    farm.wait("the killed worker's lease is lost", lambda: lost_attempts(farm, job.id, first.pid))
-    third = farm.start_worker()
+    cluster.wait("the killed worker's lease is lost", lambda: lost_attempts(cluster, job.id, first.pid))
+    third = cluster.start_worker()
 
     redis_server.flush()
-    farm.wait_for_rows(job.id, 600)
+    cluster.wait_for_rows(job.id, 600)
 
     os.kill(second.pid, signal.SIGSTOP)
-    farm.wait("the frozen worker's lease is lost", lambda: lost_attempts(farm, job.id, second.pid))
+    cluster.wait("the frozen worker's lease is lost", lambda: lost_attempts(cluster, job.id, second.pid))
     os.kill(second.pid, signal.SIGCONT)
-    farm.wait_for_rows(job.id, 1200)
+    cluster.wait_for_rows(job.id, 1200)
 
     postgres.restart()
-    farm.wait_for_rows(job.id, 1600)
+    cluster.wait_for_rows(job.id, 1600)
     redis_server.restart()
 
     third.kill()
     third.wait()
-    fourth = farm.start_worker()
-    job = farm.wait_until_ended(job.id)
+    fourth = cluster.start_worker()
+    job = cluster.wait_until_ended(job.id)
 
-    assert (job.state, job.outcome) == (JobState.COMPLETED, Outcome.SUCCEEDED), farm.logs()
-    check_books(farm.ledger, job)
-    assert set(farm.calls()) == {f"SLEEP:0.004 row {row}" for row in range(NUM_ROWS)}
+    assert (job.state, job.outcome) == (JobState.COMPLETED, Outcome.SUCCEEDED), cluster.logs()
+    check_books(cluster.ledger, job)
+    assert set(cluster.calls()) == {f"SLEEP:0.004 row {row}" for row in range(NUM_ROWS)}
     for worker in (second, fourth):
         worker.terminate()
-        assert worker.wait(timeout=30) == 0, farm.logs()
-    assert farm.ledger.list_workers() == [] or {worker.pid for worker in farm.ledger.list_workers()} <= {
+        assert worker.wait(timeout=30) == 0, cluster.logs()
+    assert cluster.ledger.list_workers() == [] or {worker.pid for worker in cluster.ledger.list_workers()} <= {
         first.pid,
         third.pid,
     }

@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 150.0
 """How long a state may take to come about before the test gives up on it."""
 
 
-class Farm:
+class Cluster:
     """Workers on one database and broker, with short leases and the fake engine."""
 
     def __init__(self, folder: Path, database_url: str, broker_url: str, **settings: Any) -> None:
