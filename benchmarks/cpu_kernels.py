@@ -55,7 +55,7 @@ class Case(NamedTuple):
 def attention_case(
     ops: Ops, label: str, queries: list[int], contexts: list[int], dtype: torch.dtype, *, shared: int = 0
 ) -> Case:
-    """Paged attention against gathering each sequence's KV into one padded batch for SDPA.
+    """Paged attention against gathering the KV into one padded batch, with the group of a KV head folded into queries.
 
     ``shared`` tokens are the same blocks in every sequence.
     """
@@ -71,19 +71,20 @@ def attention_case(
     plan = ops.plan_attention(AttentionBatch.of(queries, contexts, tables), layer, HEADS)
 
     slots = [layer.context_slots(torch.tensor(t), c) for t, c in zip(tables, contexts, strict=True)]
-    # what a torch engine keeps: [slots, heads, dim], so that a gather is one index_select
-    keys, values = layer.gather(torch.arange(layer.num_blocks * BLOCK_SIZE))
+    # what a torch engine would keep: [num_kv_heads, slots, head_dim], so that a gather is one index_select
+    keys, values = (x.transpose(0, 1).contiguous() for x in layer.gather(torch.arange(layer.num_blocks * BLOCK_SIZE)))
     padded = torch.nn.utils.rnn.pad_sequence(slots, batch_first=True)
-    longest, most = padded.shape[1], max(queries)
-    at = torch.arange(longest)
+    (count, longest), most, group = padded.shape, max(queries), HEADS // KV_HEADS
     positions = torch.tensor(contexts).unsqueeze(1) - most + torch.arange(most)
-    mask = (at <= positions.unsqueeze(-1)).unsqueeze(1)
+    hidden = (torch.arange(longest) > positions.unsqueeze(-1)).unsqueeze(1)
 
     def torch_way() -> torch.Tensor:
-        k = keys[padded].transpose(1, 2).repeat_interleave(HEADS // KV_HEADS, dim=1)
-        v = values[padded].transpose(1, 2).repeat_interleave(HEADS // KV_HEADS, dim=1)
-        q = query.view(len(queries), most, HEADS, HEAD_DIM).transpose(1, 2)
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=HEAD_DIM**-0.5)
+        k, v = (x.index_select(1, padded.flatten()).view(KV_HEADS * count, longest, HEAD_DIM) for x in (keys, values))
+        q = query.view(count, most, KV_HEADS, group, HEAD_DIM).permute(2, 0, 3, 1, 4)
+        scores = torch.bmm(q.reshape(KV_HEADS * count, group * most, HEAD_DIM), k.transpose(1, 2)) * HEAD_DIM**-0.5
+        scores = scores.view(KV_HEADS, count, group, most, longest).masked_fill_(hidden, float("-inf"))
+        weights = torch.softmax(scores, dim=-1).view(KV_HEADS * count, group * most, longest)
+        return torch.bmm(weights, v).view(KV_HEADS, count, group, most, HEAD_DIM).permute(1, 3, 0, 2, 4)
 
     name = f"attention {str(dtype).removeprefix('torch.')}: {label}"
     return Case(name, lambda: ops.paged_attention(query, layer, plan, scale=HEAD_DIM**-0.5), torch_way)

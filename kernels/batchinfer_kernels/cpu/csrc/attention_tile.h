@@ -149,8 +149,7 @@ class Tile {
     for (int r = 0; r < count; r++) {
       state[r] = {-INFINITY, 0.0f};
       memset(out + r * v_dim, 0, v_dim * sizeof(float));
-      const int until = std::min(split_begin, (rows[r].high - 1) / SPLIT + 1);
-      for (int s = rows[r].low / SPLIT; s < until; s++) {
+      for (int s = rows[r].low / SPLIT; s < split_begin; s++) {  // a split past the row's end was kept as empty
         const float* from = partial(plan, r, s);
         merge(state[r], out + r * v_dim, {from[0], from[1]}, from + 2, v_dim);
       }
@@ -217,10 +216,13 @@ class Tile {
         if (base + c * W >= seen_to || base + (c + MAX_N) * W <= seen_from) continue;
         const Left* left = q + first * dim;
         float* to = scores + first * STRIDE;
-        if (c + MAX_N <= end)
+        if (c + MAX_N <= end) {
           Blocks<C, MAX_N>::score[n](left, dim, columns + c, steps, to + c * W, STRIDE);
-        else
-          for (int i = c; i < end; i++) Blocks<C, 1>::score[n](left, dim, columns + i, steps, to + i * W, STRIDE);
+          continue;
+        }
+        int i = c;
+        for (; i + 2 <= end; i += 2) Blocks<C, 2>::score[n](left, dim, columns + i, steps, to + i * W, STRIDE);
+        if (i < end) Blocks<C, 1>::score[n](left, dim, columns + i, steps, to + i * W, STRIDE);
       }
     }
   }
