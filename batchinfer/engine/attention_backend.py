@@ -55,8 +55,13 @@ class TorchAttention:
         return BatchContext(self._kv_cache, row, group_spans(spans, size, self._device))
 
 
-def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int) -> str | None:
-    """Why the CPU kernels cannot serve here; None if they can. Compiles them at first use."""
+def why_not_native(
+    device: torch.device, dtype: torch.dtype, block_size: int, *, needs_compiler: bool = True
+) -> str | None:
+    """Why the CPU kernels cannot serve here; None if they can. Compiles them at first use.
+
+    Without ``needs_compiler`` their torch twins will do, which are slow and can all they can.
+    """
     if device.type != "cpu":
         return f"they run on the CPU and not on {device}"
     if dtype not in DTYPES:
@@ -64,14 +69,20 @@ def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int) ->
     if block_size % BLOCK_MULTIPLE:
         return f"block_size {block_size} is no multiple of {BLOCK_MULTIPLE}"
     is_native, reason = is_available()
-    return None if is_native else reason
+    return None if is_native or not needs_compiler else reason
 
 
 def choose_attention(
-    layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    layers: Sequence[LayerShape],
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    needs_compiler: bool = True,
 ) -> AttentionBackend:
     """The fastest attention there is for this device, dtype and block size; the log says which, and why."""
-    if (reason := why_not_native(device, dtype, block_size)) is not None:
+    if (reason := why_not_native(device, dtype, block_size, needs_compiler=needs_compiler)) is not None:
         _log.info("attention runs in torch; the CPU kernels are not used: %s", reason)
         return TorchAttention(layers, num_blocks, block_size, dtype, device)
     _log.info("attention runs in %s", is_available()[1])

@@ -9,7 +9,7 @@ from typing import Any, Self
 from batchinfer.errors import InvalidSpecError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("none",)
+QUANTIZATIONS = ("none", "int8", "int8-weight-only")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class EngineConfig:
     model: str
     """A GGUF file, a safetensors folder or a hub id."""
     dtype: str = "auto"
-    """One of :data:`DTYPES`; ``auto`` is the model's own on a GPU and float32 on a CPU."""
+    """One of :data:`DTYPES`; ``auto`` is the model's own on a GPU and float32 on a CPU (bfloat16 beside INT8)."""
     quantization: str = "none"
     """One of :data:`QUANTIZATIONS`."""
     max_model_len: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from batchinfer.engine.metering import split_exactly
@@ -13,7 +14,7 @@ from batchinfer.errors import RowFailure
 from batchinfer.types import Completion, ErrorCode, FinishReason, RowError, RowStatus, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from collections.abc import Sequence as Sequence_
 
     import torch
@@ -48,9 +49,9 @@ class EngineCore:
         sampler: Sampler,
         *,
         clock: Callable[[], int] = time.perf_counter_ns,
-        kernels: str = "",
-        layers: str = "",
+        about: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """``about`` are the statistics that do not change: ``kernels``, ``layers``, ``recipe``."""
         self._runner: Runner | None = runner
         self._scheduler = scheduler
         self._ingest = ingest
@@ -60,7 +61,7 @@ class EngineCore:
         self._sequences: dict[str, Sequence] = {}
         self._ended: list[Completion] = []
         self._condemned: list[Completion] = []  # held back until it is clear that the engine is not to blame
-        self._stats = EngineStats(num_blocks=scheduler.pool.num_blocks, kernels=kernels, layers=layers)
+        self._stats = EngineStats.from_dict({**about, "num_blocks": scheduler.pool.num_blocks})
 
     @property
     def num_waiting(self) -> int:

@@ -56,7 +56,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool 
         seed=config.seed,
     )
     sampler = Sampler(loaded.eos_token_ids)
-    return EngineCore(runner, scheduler, ingest, sampler, kernels=runner.kernels, layers=runner.layers)
+    return EngineCore(runner, scheduler, ingest, sampler, about=runner.about)
 
 
 class Engine:

@@ -6,8 +6,10 @@ import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from batchinfer.engine.native_attention import NativeAttention
-from batchinfer.models.fused.convert import convert, pack
-from batchinfer.models.fused.families import describe
+from batchinfer.engine.quantization import linears
+from batchinfer.errors import ModelError
+from batchinfer.models.fused.convert import convert
+from batchinfer.models.fused.families import FAMILIES, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,19 +79,33 @@ class FusedPass:
 
 
 def choose_forward(
-    loaded: LoadedModel, layers: Sequence[LayerAttention], attention: AttentionBackend, *, owns_model: bool
+    loaded: LoadedModel,
+    layers: Sequence[LayerAttention],
+    attention: AttentionBackend,
+    quantization: str = "none",
+    *,
+    owns_model: bool = False,
 ) -> ForwardPass:
     """The fastest way this model can run on this attention.
 
     With ``owns_model`` its weights are given up as the fused layers take them over.
+
+    Raises:
+        ModelError: quantisation is asked for, and the model has no fused layers to quantise.
     """
+    spec = None
     if isinstance(attention, NativeAttention):
         spec = describe(loaded.model, layers, loaded.max_model_len)
-        if spec is not None:
-            decoder = convert(
-                attention.ops, spec, loaded.dtype, pack(attention.ops, loaded.dtype), releases_weights=owns_model
-            )
-            _log.info("model %s runs in fused layers", loaded.name)
-            return FusedPass(decoder)
+    if isinstance(attention, NativeAttention) and spec is not None:
+        make_linear = linears(quantization, loaded, spec, layers, attention.ops)
+        decoder = convert(attention.ops, spec, attention.dtype, make_linear, releases_weights=owns_model)
+        _log.info("model %s runs in fused layers, quantization %s", loaded.name, quantization)
+        return FusedPass(decoder)
+    if quantization != "none":
+        raise ModelError(
+            f"quantization {quantization} needs the fused layers, which are for the CPU, a block_size of a multiple of "
+            f"16 and the families {', '.join(sorted(FAMILIES))}; use quantization none",
+            param="quantization",
+        )
     _log.info("model %s runs in transformers' modules", loaded.name)
     return TransformersPass(loaded.model)

@@ -14,6 +14,7 @@ from batchinfer.engine.forward_pass import choose_forward
 from batchinfer.engine.kv_cache import LayerShape
 from batchinfer.engine.probe import probe_layers
 from batchinfer.errors import ModelError
+from batchinfer.models.fused.int8 import RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,19 +45,23 @@ class ModelRunner:
         self._device = loaded.device
         layers = probe_layers(loaded.model, loaded.device, loaded.name)
         shapes = [LayerShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim) for layer in layers]
-        self.num_blocks = choose_num_blocks(shapes, loaded, config)
-        self._attention = choose_attention(shapes, self.num_blocks, config.block_size, loaded.dtype, loaded.device)
-        self._forward = choose_forward(loaded, layers, self._attention, owns_model=owns_model)
+        dtype = cache_dtype(loaded, config)
+        self.num_blocks = choose_num_blocks(shapes, loaded, config, dtype)
+        self._attention = choose_attention(
+            shapes,
+            self.num_blocks,
+            config.block_size,
+            dtype,
+            loaded.device,
+            needs_compiler=config.quantization == "none",
+        )
+        self._forward = choose_forward(loaded, layers, self._attention, config.quantization, owns_model=owns_model)
+        self._recipe = RECIPES.get(config.quantization, "")
 
     @property
-    def kernels(self) -> str:
-        """Which attention runs: a kernel variant or ``torch``."""
-        return self._attention.name
-
-    @property
-    def layers(self) -> str:
-        """Which layers run: ``fused`` or ``transformers``."""
-        return self._forward.name
+    def about(self) -> dict[str, str]:
+        """Fields of :class:`~batchinfer.engine.stats.EngineStats` that say what runs."""
+        return {"kernels": self._attention.name, "layers": self._forward.name, "recipe": self._recipe}
 
     @torch.inference_mode()
     def execute(self, scheduled: Sequence[ScheduledSequence]) -> torch.Tensor:
@@ -92,7 +97,15 @@ def _padded(values: list[int]) -> list[int]:
     return values + [0] * (MIN_ROWS - len(values))
 
 
-def choose_num_blocks(layers: Sequence[LayerShape], loaded: LoadedModel, config: EngineConfig) -> int:
+def cache_dtype(loaded: LoadedModel, config: EngineConfig) -> torch.dtype:
+    """Precision of queries, keys and values: the model's own, but bfloat16 beside INT8 weights if nothing was said."""
+    is_open = config.dtype == "auto" and config.quantization != "none"
+    return torch.bfloat16 if is_open and loaded.device.type == "cpu" else loaded.dtype
+
+
+def choose_num_blocks(
+    layers: Sequence[LayerShape], loaded: LoadedModel, config: EngineConfig, dtype: torch.dtype
+) -> int:
     """Blocks of the cache: as configured, else what ``max_num_seqs`` full contexts need, within the memory there is.
 
     Raises:
@@ -100,7 +113,7 @@ def choose_num_blocks(layers: Sequence[LayerShape], loaded: LoadedModel, config:
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
-    block_bytes = bytes_per_block(layers, config.block_size, loaded.dtype, loaded.device)
+    block_bytes = bytes_per_block(layers, config.block_size, dtype, loaded.device)
     blocks_a_sequence = -(-loaded.max_model_len // config.block_size)
     size = config.kv_cache_bytes
     if size is None:

@@ -38,6 +38,11 @@ class NativeAttention:
         self.kv_cache = PagedKVCache([kv_shape(layer) for layer in layers], num_blocks, block_size, dtype)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of keys, values and queries."""
+        return self.kv_cache.dtype
+
+    @property
     def name(self) -> str:
         """Which kernels these are."""
         return self.ops.name

@@ -69,6 +69,8 @@ class EngineStats:
     """What attention runs in: a kernel variant's name or ``torch``."""
     layers: str = ""
     """What the model runs in: ``fused`` layers or ``transformers``."""
+    recipe: str = ""
+    """How the model is quantised; empty if it is not."""
 
     @property
     def mean_batch_size(self) -> float:

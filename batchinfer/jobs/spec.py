@@ -37,9 +37,11 @@ class Dtype(StrEnum):
 
 
 class Quantization(StrEnum):
-    """Weight quantisation."""
+    """Quantisation: none; weights and activations in INT8; weights alone."""
 
     NONE = "none"
+    INT8 = "int8"
+    INT8_WEIGHT_ONLY = "int8-weight-only"
 
 
 def parse_deadline(value: str, now: datetime) -> datetime:
