@@ -100,7 +100,10 @@ ERROR_CODES: dict[ErrorCode, ErrorCodeInfo] = {
         "Look at the row: it kills the engine. `batchinfer retry JOB` runs it again.",
     ),
     ErrorCode.JOB_CANCELLED: ErrorCodeInfo(
-        "cancelled", True, "The job was cancelled before this row ran.", "Run `batchinfer retry JOB` to run what is left."
+        "cancelled",
+        True,
+        "The job was cancelled before this row ran.",
+        "Run `batchinfer retry JOB` to run what is left.",
     ),
     ErrorCode.DEADLINE_EXCEEDED: ErrorCodeInfo(
         "expired", True, "The job's deadline passed before this row ran.", "Submit again with a later --deadline."
