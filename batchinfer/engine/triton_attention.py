@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from batchinfer_kernels.attention_plan import SPLIT, PrefixGroup, QuerySpan, plan_attention
+from batchinfer_kernels.kv_write import kv_write
 from batchinfer_kernels.paged_attention import AttentionForm, paged_attention
 from batchinfer_kernels.paged_kv import BLOCK_SIZES, PagedKV
-from batchinfer_kernels.rope_and_kv_write import kv_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from batchinfer_kernels import reference
 from batchinfer_kernels.jit import jit
+from batchinfer_kernels.kv_write import cache_place, kv_write_reference, write_value
 from batchinfer_kernels.quantize import quantized, scale_of
 
 if TYPE_CHECKING:
@@ -123,26 +124,6 @@ def _write_heads(
 
 
 @jit()
-def _write_value(
-    source_ptr: tl.tensor,
-    target_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    scale_at: tl.tensor,
-    is_head: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-) -> None:
-    at = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
-    inside = is_head & (at < HEAD_DIM)
-    v = tl.load(source_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    if scale_ptr is not None:
-        limit = float("inf")
-        peak = tl.max(tl.where(tl.abs(v) < limit, tl.abs(v), limit), axis=1)[:, None]
-        tl.store(scale_ptr + scale_at, scale_of(peak), mask=is_head)
-        v = quantized(v, peak)
-    tl.store(target_ptr + at, v.to(target_ptr.dtype.element_ty), mask=inside)
-
-
-@jit()
 def _write_queries(
     q_ptr: tl.tensor, out_ptr: tl.tensor, cos_ptr: tl.tensor, sin_ptr: tl.tensor, norm_ptr: tl.tensor, norm_offset: tl.tensor,
     norm_eps: tl.tensor, NUM_HEADS: tl.constexpr, HEADS_P: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
@@ -176,11 +157,9 @@ def _write_keys_and_values(
     BLOCK_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, KV_HEADS_P: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
     HALF_P: tl.constexpr, REST_P: tl.constexpr, INTERLEAVED: tl.constexpr,
 ) -> None:  # fmt: skip
-    head = tl.arange(0, KV_HEADS_P)[:, None]
-    is_head = (head < NUM_KV_HEADS) & (slot >= 0)
-    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    at = block * block_stride + offset * token_stride + head * head_stride
-    scale_at = (block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset
+    head, is_head, at, scale_at = cache_place(
+        slot, block_stride, token_stride, head_stride, BLOCK_SIZE, NUM_KV_HEADS, KV_HEADS_P
+    )
     a, b, rest = _embed(
         k_ptr + head * HEAD_DIM, is_head, cos_ptr, sin_ptr, norm_ptr, norm_offset, norm_eps,
         HEAD_DIM, HALF, HALF_P, REST_P, INTERLEAVED,
@@ -189,7 +168,7 @@ def _write_keys_and_values(
     if key_scale_ptr is not None:
         key_scale = key_scale_ptr + scale_at
     _write_heads(keys_ptr + at, key_scale, a, b, rest, is_head, HEAD_DIM, HALF, HALF_P, REST_P, INTERLEAVED)
-    _write_value(v_ptr + head * HEAD_DIM, values_ptr + at, value_scale_ptr, scale_at, is_head, HEAD_DIM)
+    write_value(v_ptr + head * HEAD_DIM, values_ptr + at, value_scale_ptr, scale_at, is_head, HEAD_DIM)
 
 
 # program (token, 0) owns the token's queries, (token, 1) its keys and values
@@ -274,18 +253,6 @@ def rope_reference(x: torch.Tensor, positions: torch.Tensor, rope: Rope, norm: t
         x = reference.rms_norm(x, norm, rope.norm_eps, weight_offset=rope.norm_offset)
     at = positions.long()
     return reference.rope(x, rope.cos[at], rope.sin[at], interleaved=rope.interleaved)
-
-
-def kv_write_reference(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, kv: PagedKV) -> None:
-    """Write embedded ``k`` and ``v`` into the cache, in plain torch."""
-    is_kept = slots >= 0
-    slots = slots[is_kept].long()
-    block, offset = slots // kv.block_size, slots % kv.block_size
-    for source, cache, scales in ((k, kv.keys, kv.key_scale), (v, kv.values, kv.value_scale)):
-        if scales is None:
-            cache[block, offset] = source[is_kept].to(cache.dtype)
-        else:
-            cache[block, offset], scales[block, :, offset] = reference.quantize_rows(source[is_kept])
 
 
 def rope_and_kv_write_reference(

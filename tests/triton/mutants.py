@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 PACKAGE = "batchinfer_kernels"
 DEPENDENTS = {
-    "quantize": ("rms_norm", "act_and_mul", "rope_and_kv_write"),
+    "quantize": ("rms_norm", "act_and_mul", "kv_write", "rope_and_kv_write"),
+    "kv_write": ("rope_and_kv_write",),
     "gemm": ("int8_gemm", "fp8_gemm"),
     "merge_states": ("paged_attention",),
     "attention_plan": ("paged_attention",),
@@ -88,13 +89,13 @@ MUTANTS = [
            "a * cos + b * sin, b * cos - a * sin, rest"),
     Mutant("rope_and_kv_write", "norms only the rotated part", " + tl.sum(rest * rest, axis=1)", ""),
     Mutant("rope_and_kv_write", "position off by one", "    cos_ptr += position * HALF", "    cos_ptr += (position + 1) * HALF"),
-    Mutant("rope_and_kv_write", "block and offset confused", "slot // BLOCK_SIZE, slot % BLOCK_SIZE",
+    Mutant("kv_write", "block and offset confused", "slot // BLOCK_SIZE, slot % BLOCK_SIZE",
            "slot % BLOCK_SIZE, slot // BLOCK_SIZE"),
-    Mutant("rope_and_kv_write", "padding is written", "(head < NUM_KV_HEADS) & (slot >= 0)", "(head < NUM_KV_HEADS) & (slot >= -1)"),
+    Mutant("kv_write", "padding is written", "(head < NUM_KV_HEADS) & (slot >= 0)", "(head < NUM_KV_HEADS) & (slot >= -1)"),
     Mutant("rope_and_kv_write", "drops what is not rotated", "tl.store(head_ptr + rest_at, rest.to(kind), mask=is_head & (rest_at < HEAD_DIM))",
            "pass"),
     Mutant("rope_and_kv_write", "scale of half a head", "tl.max(tl.where(tl.abs(b) < limit, tl.abs(b), limit), axis=1))", "0.0)"),
-    Mutant("rope_and_kv_write", "scales of heads mixed up", "(block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset",
+    Mutant("kv_write", "scales of heads mixed up", "(block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset",
            "(block * NUM_KV_HEADS + NUM_KV_HEADS - 1 - head) * BLOCK_SIZE + offset"),
     Mutant("rope_and_kv_write", "keys normed as queries", "rope.q_norm, rope.k_norm,", "rope.q_norm, rope.q_norm,"),
     Mutant("paged_attention", "sees the next token", "n[None, :] <= position[:, None]", "n[None, :] <= position[:, None] + 1"),

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from batchinfer_kernels import merge_states, paged_attention
 from batchinfer_kernels.attention_plan import PrefixGroup, QuerySpan, plan_attention
+from batchinfer_kernels.kv_write import kv_write_reference
 from batchinfer_kernels.paged_kv import PagedKV
-from batchinfer_kernels.rope_and_kv_write import kv_write_reference
 from tests.triton.checks import TOLERANCE
 
 EXPLORE = settings(max_examples=16, deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True)

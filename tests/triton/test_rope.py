@@ -5,7 +5,7 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from batchinfer_kernels import rope_and_kv_write
+from batchinfer_kernels import kv_write, rope_and_kv_write
 from batchinfer_kernels.paged_kv import PagedKV
 from tests.triton.checks import TOLERANCE, assert_rounded
 
@@ -104,6 +104,17 @@ def test_padding_writes_nothing_and_others_keep_their_neighbours(int8):
     if int8:
         assert (kv.key_scale[1, :, 1] > 0).all()
         assert int((kv.key_scale > 0).sum()) == 2
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kv_write_writes_what_it_is_given(int8, dtype):
+    _, k, v = projection(5, 3, 3, 80, dtype, 0)
+    slots = torch.tensor([5, -1, 0, 31, 16])
+    caches = [PagedKV.empty(2, 16, 3, 80, torch.int8 if int8 else dtype, "cpu") for _ in range(2)]
+    kv_write.kv_write(k, v, slots, caches[0])
+    kv_write.kv_write_reference(k, v, slots, caches[1])
+    assert_cache(caches[0], caches[1], dtype)
 
 
 def test_the_cache_may_hold_heads_before_tokens():

@@ -13,6 +13,7 @@ from batchinfer_kernels.attention_plan import QuerySpan, plan_attention
 from batchinfer_kernels.embedding import embedding
 from batchinfer_kernels.fp8_gemm import FP8, fp8_gemm
 from batchinfer_kernels.int8_gemm import int8_gemm
+from batchinfer_kernels.kv_write import kv_write
 from batchinfer_kernels.lm_head import lm_head_argmax
 from batchinfer_kernels.paged_attention import AttentionForm, paged_attention
 from batchinfer_kernels.paged_kv import PagedKV
@@ -112,6 +113,8 @@ def rope_cases() -> list[Case]:
             paged_kv(num_kv_heads, head_dim, dtype),
         )
         found.append(Case(f"rope_and_kv_write {name}", run))
+        write = partial(kv_write, k, v, meta(64, dtype=I32), paged_kv(num_kv_heads, head_dim, dtype))
+        found.append(Case(f"kv_write {name}", write))
     return found
 
 
