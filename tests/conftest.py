@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,9 +17,14 @@ from tests.services import S3, Postgres, Redis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from sqlalchemy import Engine
+
+# Tests have homes of their own; what is only derived (compiled kernels, converted tokenizers) is made once for all of
+# them and kept between runs.
+CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache"
+os.environ.setdefault("BATCHINFER_KERNEL_CACHE", str(CACHE / "kernels"))
+os.environ.setdefault("XDG_CACHE_HOME", str(CACHE / "xdg"))
 
 
 @pytest.fixture(autouse=True)

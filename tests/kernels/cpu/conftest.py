@@ -1,17 +1,11 @@
 """Every implementation of the CPU ops that this machine can run: each C++ variant its CPU has, and torch."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
 from batchinfer_kernels.cpu import TorchOps, native_ops
-from batchinfer_kernels.cpu.build import CACHE_VARIABLE
 from batchinfer_kernels.cpu.variants import VARIANTS, best_variant, cpu_features
 
-# Tests have homes of their own; the kernels are compiled once for all of them, and kept between runs.
-os.environ.setdefault(CACHE_VARIABLE, str(Path(__file__).resolve().parents[3] / ".pytest_cache" / "kernels"))
 NATIVE = [variant for variant in VARIANTS if variant.needs <= cpu_features()]
 
 
