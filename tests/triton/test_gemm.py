@@ -7,9 +7,9 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from batchinfer_kernels import fp8_gemm, int8_gemm
+from batchinfer_kernels import fp8_gemm, int4_gemm, int8_gemm
 from batchinfer_kernels.gemm import GemmConfig, gemm_config
-from tests.triton.checks import assert_rounded
+from tests.triton.checks import TOLERANCE, assert_rounded
 
 EXPLORE = settings(max_examples=14, deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True)
 F32, BF16 = torch.float32, torch.bfloat16
@@ -118,6 +118,51 @@ def test_fp8(m):
         config = gemm_config(arch, m, 80, 144, fp8_gemm.FP8, is_exact=False)
         out = fp8_gemm.fp8_gemm(a, w, *scales, **extras(m, 80, BF16), config=config)
         assert_rounded(out, fp8_gemm.fp8_gemm_reference(a, w, *scales, **extras(m, 80, BF16)), slack=2.0)
+
+
+def test_int4_packing_keeps_weights_within_half_a_step():
+    weights = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
+    weights[3, 128:] = 0
+    packed, scale = int4_gemm.pack_int4(weights)
+    steps = scale.T.repeat_interleave(128, dim=1)
+    assert packed.shape == (16, 128)
+    assert ((int4_gemm.unpack_int4(packed, scale) - weights).abs() <= steps / 2 + 1e-6).all()
+
+
+@EXPLORE
+@given(
+    m=st.integers(0, 40), n=st.sampled_from([16, 48, 80]), groups=st.integers(1, 3), with_bias=st.booleans(),
+    dtype=st.sampled_from([F32, BF16, torch.float16]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_int4(m, n, groups, with_bias, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(m, 128 * groups, generator=generator).to(dtype)
+    w = torch.randint(0, 256, (n, 64 * groups), dtype=torch.uint8, generator=generator)
+    scale = torch.rand(groups, n, generator=generator)
+    bias = torch.randn(n, generator=generator).to(dtype) if with_bias else None
+    config = int4_gemm.Int4Config(16, 32, 4, 2)
+    out = int4_gemm.int4_gemm(a, w, scale, bias=bias, config=config)
+    torch.testing.assert_close(
+        out.float(), int4_gemm.int4_gemm_reference(a, w, scale, bias=bias), rtol=TOLERANCE[dtype] * 2, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize(("arch", "m"), [(80, 20), (90, 70)])
+def test_int4_in_the_configs_of_the_table(arch, m):
+    generator = torch.Generator().manual_seed(m)
+    a = torch.randn(m, 256, generator=generator).bfloat16()
+    packed = int4_gemm.pack_int4(torch.randn(144, 256, generator=generator))
+    out = int4_gemm.int4_gemm(a, *packed, config=int4_gemm.int4_config(arch, m))
+    assert_rounded(out, int4_gemm.int4_gemm_reference(a, *packed), slack=2.0)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((2, 128), (16, 32), (1, 16)), ((2, 64), (16, 32), (1, 16)), ((2, 128), (16, 64), (2, 16))]
+)
+def test_int4_shapes_that_do_not_fit_are_refused(shapes):
+    a, w, scale = shapes
+    with pytest.raises(ValueError, match="must be"):
+        int4_gemm.int4_gemm(torch.zeros(a), torch.zeros(w, dtype=torch.uint8), torch.zeros(scale))
 
 
 def test_rows_of_a_wider_matrix():

@@ -62,6 +62,7 @@ KILLERS = {
         test_gemm.test_w8a8,
         test_gemm.test_a_sum_at_the_end_of_int32_is_exact,
     ],
+    "int4_gemm": [test_gemm.test_int4],
     "embedding": [
         bound(test_heads.test_embedding_gathers_and_scales, F32, 16),
         test_heads.test_ranks_with_a_part_of_the_vocabulary_add_up,

@@ -12,6 +12,7 @@ from batchinfer_kernels import act_and_mul, quantize, rms_norm
 from batchinfer_kernels.attention_plan import QuerySpan, plan_attention
 from batchinfer_kernels.embedding import embedding
 from batchinfer_kernels.fp8_gemm import FP8, fp8_gemm
+from batchinfer_kernels.int4_gemm import int4_gemm
 from batchinfer_kernels.int8_gemm import int8_gemm
 from batchinfer_kernels.kv_write import kv_write
 from batchinfer_kernels.lm_head import lm_head_argmax
@@ -175,6 +176,8 @@ def gemm_cases() -> list[Case]:
         fp8 = partial(fp8_gemm, meta(m, k, dtype=FP8), meta(n, k, dtype=FP8), rows, columns)
         # few rows: Triton widens e4m3 to float16 for mma.sync, which loses nothing, and waits for the weights anyway
         found.append(Case(f"fp8 {m} x {n} x {k}", fp8, {0: (r"mma\S*e4m3|tcgen05|mma\S*f16",)}, archs=(90, 100)))
+        w4a16 = partial(int4_gemm, meta(m, k), meta(n, k // 2, dtype=torch.uint8), meta(k // 128, n, dtype=F32))
+        found.append(Case(f"w4a16 {m} x {n} x {k}", w4a16, {0: (r"mma\S*bf16|tcgen05",)}))
     many = partial(
         int8_gemm, meta(2048, 14336, dtype=I8), meta(4096, 14336, dtype=I8), meta(4096, dtype=F32),
         a_scale=meta(2048, dtype=F32), bias=meta(4096), residual=meta(2048, 4096),
