@@ -54,6 +54,21 @@ def check_compiler() -> Check:
     return ok("compiler", found)
 
 
+def check_kernels() -> Check:
+    """Whether the engine's CPU kernels run; builds them if that has not been done, which takes seconds."""
+    try:
+        from batchinfer_kernels.cpu import is_available
+
+        works, detail = is_available()
+    except (ImportError, OSError, ValueError) as error:
+        return warn(
+            "kernels", str(error), "correct or unset BATCHINFER_KERNEL_VARIANT; reinstall torch if it is broken"
+        )
+    if not works:
+        return warn("kernels", detail, "jobs run, slower, on torch alone; install g++ for the C++ kernels")
+    return ok("kernels", detail)
+
+
 def check_torch() -> Check:
     """Whether torch loads, and is the release that the engine is proved with."""
     try:

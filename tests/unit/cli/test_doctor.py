@@ -22,7 +22,7 @@ def test_a_healthy_machine(monkeypatch):
     checks = by_name(result)
     assert {
         "database", "migrations", "python", "settings", "price", "home", "broker", "cpu", "memory", "compiler", "torch",
-        "gpu", "transformers", "engine", "model cache",
+        "kernels", "gpu", "transformers", "engine", "model cache",
     } <= set(checks)  # fmt: skip
     assert checks["price"]["status"] == "ok"
     assert "BATCHINFER_USD_PER_HOUR" in checks["settings"]["detail"]
@@ -71,6 +71,19 @@ def test_no_compiler_is_a_warning(monkeypatch):
     check = checks_machine.check_compiler()
     assert check.status is CheckStatus.WARNING
     assert "g++" in check.mend
+
+
+def test_kernels_that_cannot_be_built_are_a_warning(monkeypatch):
+    """Jobs still run without them, so it is no failure; the reason is shown."""
+    monkeypatch.setattr("batchinfer_kernels.cpu.is_available", lambda: (False, "no compiler found"))
+    check = checks_machine.check_kernels()
+    assert (check.status, check.detail) == (CheckStatus.WARNING, "no compiler found")
+    assert "g++" in check.mend
+
+
+def test_kernels_that_run_are_named(monkeypatch):
+    monkeypatch.setattr("batchinfer_kernels.cpu.is_available", lambda: (True, "C++ kernels, variant avx2"))
+    assert checks_machine.check_kernels().status is CheckStatus.OK
 
 
 def test_an_engine_in_a_package_that_does_not_exist():
