@@ -18,7 +18,13 @@ def _integers(kind: pa.DataType) -> st.SearchStrategy:
 
 def _decimals(kind: pa.DataType) -> st.SearchStrategy:
     limit = 10**kind.precision - 1
-    return st.integers(-limit, limit).map(lambda number: Decimal(number).scaleb(-kind.scale))
+
+    def exact(number: int) -> Decimal:
+        """By digits: arithmetic would round to 28 of them, and 60 nines up to a number of 61 digits."""
+        digits = tuple(int(digit) for digit in str(abs(number)))
+        return Decimal((int(number < 0), digits, -kind.scale))
+
+    return st.integers(-limit, limit).map(exact)
 
 
 _TEXT = st.text(max_size=6)

@@ -123,7 +123,9 @@ def test_pause_holds_and_resume_goes_on(bench):
 
 def test_a_budget_stops_the_job_and_a_higher_one_lets_it_go_on(bench):
     """Spent budgets hold the job: an outcome to be resumed, not an error that retries and spends."""
-    job_id = bench.submit(slow(200), shard_rows=20, budget_usd="0.0005")
+    # ten steps a row are 10,000 nano-dollars, so 200 rows are four budgets, however soon the engine is loaded
+    rows = [f"WAIT:9 {prompt}" for prompt in slow(200)]
+    job_id = bench.submit(rows, shard_rows=20, budget_usd="0.0005")
     job = bench.run(job_id)
     assert job.state is JobState.BUDGET_EXHAUSTED
     assert job.cost_nanos >= usd_to_nanos("0.0005")
