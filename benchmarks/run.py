@@ -1,6 +1,7 @@
 """Measure the engine on W1-W4, and transformers' own batching beside it in the same run.
 
-    python benchmarks/run.py --model model.gguf [--workload W3] [--scale 0.25] [--peer] [--rounds 2]
+    python benchmarks/run.py --model model.gguf [--workload W3] [--dtype bfloat16] [--quantization int8]
+        [--scale 0.25] [--peer] [--rounds 2]
 
 Prints output tokens a second, without loading; writes benchmarks/results/<time>.json with hardware and versions.
 Figures compare only within one run on one machine.
@@ -49,10 +50,10 @@ class Ours:
 
     name = "batchinfer"
 
-    def __init__(self, model: str, dtype: str) -> None:
+    def __init__(self, model: str, dtype: str, quantization: str) -> None:
         from batchinfer import Engine
 
-        self.engine = Engine(model, dtype=dtype, max_model_len=1024)
+        self.engine = Engine(model, dtype=dtype, quantization=quantization, max_model_len=1024)
 
     def run(self, items: list[Item]) -> int:
         """Run all items; return the number of tokens generated."""
@@ -76,17 +77,11 @@ class Transformers:
     name = "transformers"
 
     def __init__(self, model: str, dtype: str) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM
+        from batchinfer.engine.config import EngineConfig
+        from batchinfer.models.load import load_model
 
-        path = Path(model)
-        where = (
-            {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-            if path.is_file()
-            else {"pretrained_model_name_or_path": model}
-        )
-        kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
-        self.model = AutoModelForCausalLM.from_pretrained(**where, dtype=kind, attn_implementation="sdpa").eval()
+        # transformers' own loader of GGUF files needs another package; the weights are the same to the bit
+        self.model = load_model(EngineConfig(model, dtype=dtype), "sdpa").model.eval()
 
     def run(self, items: list[Item]) -> int:
         """Run all items; return the number of tokens asked for."""
@@ -126,19 +121,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="none")
     parser.add_argument("--workload", action="append", choices=NAMES)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peer", action="store_true", help="measure transformers too")
     options = parser.parse_args()
-    engines: list[Ours | Transformers] = [Ours(options.model, options.dtype)]
+    engines: list[Ours | Transformers] = [Ours(options.model, options.dtype, options.quantization)]
     if options.peer:
         engines.append(Transformers(options.model, options.dtype))
     results: list[dict[str, Any]] = []
     for turn in range(options.rounds):
         for name in options.workload or NAMES:
             for engine in engines:
-                figures = measure(engine, make(name, options.scale))
+                figures = measure(engine, make(name, options.scale, turn))
                 results.append({"engine": engine.name, "workload": name, "round": turn, **figures})
                 print(
                     f"{name}  {engine.name:<14}{figures['tokens_per_second']:>9.1f} tokens/s{figures['seconds']:>9.1f} s",
@@ -148,6 +144,7 @@ def main() -> None:
         **machine(),
         "model": Path(options.model).name,
         "dtype": options.dtype,
+        "quantization": options.quantization,
         "scale": options.scale,
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "results": results,
