@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchinfer.engine.child_process import SPIN_COUNT, child_environment
 from batchinfer.engine.config import EngineConfig
 from batchinfer.engine.process import EngineProcess
 from batchinfer.engine.wire import (
@@ -384,3 +385,10 @@ def test_any_request_survives_the_wire(sent):
 @given(completions)
 def test_any_completion_survives_the_wire(sent):
     assert completion_from_json(over_a_pipe(completion_to_json(sent))) == sent
+
+
+def test_idle_threads_of_the_engine_sleep_soon_unless_a_person_chose_otherwise():
+    """OpenMP's default spins for milliseconds, which is ruinous on a machine that others use too."""
+    assert child_environment({"A": "1"}) == {"A": "1", "GOMP_SPINCOUNT": SPIN_COUNT}
+    for chosen in ({"GOMP_SPINCOUNT": "5"}, {"OMP_WAIT_POLICY": "active"}):
+        assert child_environment(chosen) == chosen
