@@ -40,8 +40,9 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in titles:
-        table.add_column(title, overflow="fold")
+    for column, title in enumerate(titles):
+        # the first column is what people copy: an id in two halves is none
+        table.add_column(title, overflow="fold", no_wrap=column == 0)
     for row in rows:
         # Text: what people wrote into prompts and names is never markup
         table.add_row(*(Text(one_line(cell)) for cell in row))
