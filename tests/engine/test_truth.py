@@ -14,11 +14,11 @@ from tests.engine.reference import check_tokens
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 
 
-def run(loaded, truths, new_tokens=NEW_TOKENS, **settings):
+def run(loaded, truths, **settings):
     """All prompts through an engine with these settings; its completions by index, and its statistics."""
     engine = build_engine(loaded, EngineConfig(model="real", **settings))
     for i, truth in enumerate(truths):
-        engine.add_request(Request(str(i), SamplingParams(max_tokens=new_tokens), prompt_token_ids=truth.prompt))
+        engine.add_request(Request(str(i), SamplingParams(max_tokens=NEW_TOKENS), prompt_token_ids=truth.prompt))
     done = {int(c.request_id): list(c.token_ids) for c in drain(engine)}
     return done, engine.stats()
 
@@ -31,9 +31,10 @@ def assert_truth(truths, done):
 
 def test_alone(loaded, truths):
     """One sequence at a time, so that every decode step is a batch of one."""
-    done, _ = run(loaded, truths, new_tokens=5, max_num_seqs=1, enable_prefix_caching=False)
+    done, stats = run(loaded, truths, max_num_seqs=1, enable_prefix_caching=False)
     assert_truth(truths, done)
-    assert all(len(done[i]) == min(5, len(truth.tokens)) for i, truth in enumerate(truths))
+    assert stats.mean_batch_size == 1
+    assert [len(done[i]) for i in range(len(truths))] == [len(truth.tokens) for truth in truths]
 
 
 def test_mixed_in_batches_with_prefix_reuse(loaded, truths):
