@@ -65,8 +65,8 @@ def plan_job(spec: JobSpec) -> JobPlan:
         InvalidSpecError: the template is wrong, or result columns clash with the input's.
     """
     from batchinfer.dataset.prompt import RowReader  # noqa: PLC0415 -- see prompt_config
-    from batchinfer.dataset.schema import ResultSchema  # noqa: PLC0415
-    from batchinfer.dataset.source import InputSource  # noqa: PLC0415
+    from batchinfer.dataset.schema import ResultSchema  # noqa: PLC0415 -- see prompt_config
+    from batchinfer.dataset.source import InputSource  # noqa: PLC0415 -- see prompt_config
 
     source = InputSource.open(spec.inputs, spec.limit)
     ResultSchema(source.schema, spec.column_prefix, include_token_ids=spec.include_token_ids)
