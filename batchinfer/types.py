@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchinfer.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class RowStatus(StrEnum):
@@ -182,3 +185,8 @@ class Completion:
     usage: Usage = field(default_factory=Usage)
     device_ns: int = 0
     clamped_max_tokens: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Values of optional result columns, by the names of ``dataset.schema.OPTIONAL_COLUMNS``; JSON data only, since
+    they cross a pipe."""
+    warnings: tuple[str, ...] = ()
+    """What the engine did to the row that its owner should know; joined to the row's other warnings."""

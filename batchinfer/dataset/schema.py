@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from batchinfer.errors import InvalidSpecError
 from batchinfer.types import FinishReason, RowError, RowStatus, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 ERROR_TYPE = pa.struct(
     [
@@ -45,7 +45,11 @@ _FIELDS = (
     pa.field("attempt", pa.int64()),
     pa.field(WARNINGS, pa.list_(pa.large_string())),
 )
-_TOKEN_IDS = pa.field("token_ids", pa.list_(pa.int32()))
+OPTIONAL_COLUMNS: dict[str, pa.DataType] = {
+    "token_ids": pa.list_(pa.int32()),
+}
+"""Result columns that a job has only if its spec asks for them (:meth:`JobSpec.result_columns`), in the order in which
+they are written. Their values come from :attr:`ResultRow.extra`, null where a row has none."""
 METADATA_PREFIX = "batchinfer."
 
 
@@ -66,23 +70,24 @@ class ResultRow:
     usage: Usage = field(default_factory=Usage)
     cost_nanos: int = 0
     list_cost_nanos: int | None = None
-    token_ids: tuple[int, ...] | None = None
     clamped_max_tokens: int | None = None
     warnings: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Values of optional columns, by name; text in them must be representable (see ``replace_surrogates``)."""
 
 
 class ResultSchema:
-    """Columns added to the input's: those of DESIGN's result schema, their names behind ``prefix``.
+    """Columns added to the input's, their names behind ``prefix``; ``optional`` are names of :data:`OPTIONAL_COLUMNS`.
 
     Raises:
         InvalidSpecError: result columns clash with the input's; the message names them and the way out (a prefix).
     """
 
-    def __init__(self, input_schema: pa.Schema, prefix: str = "", *, include_token_ids: bool = False) -> None:
+    def __init__(self, input_schema: pa.Schema, prefix: str = "", optional: Collection[str] = ()) -> None:
         self.prefix = prefix
-        self.include_token_ids = include_token_ids
+        self.optional = [name for name in OPTIONAL_COLUMNS if name in optional]
         self.input_schema = input_schema
-        fields = [*_FIELDS, _TOKEN_IDS] if include_token_ids else list(_FIELDS)
+        fields = [*_FIELDS, *(pa.field(name, OPTIONAL_COLUMNS[name]) for name in self.optional)]
         self.part_schema: pa.Schema = pa.schema([f.with_name(prefix + f.name) for f in fields])
         """``row_index`` and the other result columns."""
         taken = {name.casefold() for name in input_schema.names}
@@ -121,8 +126,7 @@ class ResultSchema:
             pa.array([row.attempt for row in rows], pa.int64()),
             pa.array(warnings, pa.list_(pa.large_string())),
         ]
-        if self.include_token_ids:
-            columns.append(pa.array([row.token_ids for row in rows], _TOKEN_IDS.type))
+        columns += [pa.array([row.extra.get(name) for row in rows], OPTIONAL_COLUMNS[name]) for name in self.optional]
         return pa.RecordBatch.from_arrays(columns, schema=self.part_schema)
 
 

@@ -72,6 +72,8 @@ def completion_to_json(completion: Completion) -> dict[str, Any]:
         "usage": [usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens],
         "device_ns": completion.device_ns,
         "clamped_max_tokens": completion.clamped_max_tokens,
+        "extra": dict(completion.extra),
+        "warnings": list(completion.warnings),
     }
 
 
@@ -88,4 +90,6 @@ def completion_from_json(data: dict[str, Any]) -> Completion:
         usage=Usage(*data["usage"]),
         device_ns=data["device_ns"],
         clamped_max_tokens=data["clamped_max_tokens"],
+        extra=data["extra"],
+        warnings=tuple(data["warnings"]),
     )

@@ -69,7 +69,7 @@ def plan_job(spec: JobSpec) -> JobPlan:
     from batchinfer.dataset.source import InputSource  # noqa: PLC0415 -- see prompt_config
 
     source = InputSource.open(spec.inputs, spec.limit)
-    ResultSchema(source.schema, spec.column_prefix, include_token_ids=spec.include_token_ids)
+    ResultSchema(source.schema, spec.column_prefix, spec.result_columns())
     reader = RowReader(prompt_config(spec), source.schema)
     id_column = spec.id_column or source.default_id_column
     if id_column is not None:

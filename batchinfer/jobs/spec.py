@@ -170,6 +170,11 @@ class JobSpec(BaseModel):
         """The job's defaults for each row; per-row columns override them."""
         return SamplingParams(**{name: getattr(self, name) for name in _SAMPLING_FIELDS})
 
+    def result_columns(self) -> tuple[str, ...]:
+        """Names of the optional result columns that this job writes (``dataset.schema.OPTIONAL_COLUMNS``)."""
+        wanted = {"token_ids": self.include_token_ids}
+        return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON of the spec, in hex: equal specs have equal fingerprints."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))

@@ -65,7 +65,7 @@ def _output_schema(job: JobRecord) -> Any:
     """Arrow schema of the results of a job without rows, whose one file is empty."""
     source = InputSource.reopen(job.fingerprint)
     spec = job.spec
-    schema = ResultSchema(source.schema, spec.column_prefix, include_token_ids=spec.include_token_ids)
+    schema = ResultSchema(source.schema, spec.column_prefix, spec.result_columns())
     return schema.output_schema
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchinfer.dataset.schema import ResultRow
 from batchinfer.money import DeviceMeter
@@ -42,7 +42,7 @@ class ResultRows:
     def __init__(self, lease: Lease, price: Price | None) -> None:
         self._model = lease.job.model
         self._attempt = lease.attempt_number
-        self._include_token_ids = lease.job.spec.include_token_ids
+        self._columns = lease.job.spec.result_columns()
         self._price = price
         self._meter = DeviceMeter(lease.nanos_per_hour)
 
@@ -68,10 +68,15 @@ class ResultRows:
             list_cost_nanos=price.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
             if price
             else None,
-            token_ids=completion.token_ids if self._include_token_ids else None,
             clamped_max_tokens=completion.clamped_max_tokens,
-            warnings=warnings,
+            warnings=warnings + completion.warnings,
+            extra=self._extra(completion),
         )
+
+    def _extra(self, completion: Completion) -> dict[str, Any]:
+        """Values of the optional columns that the job writes."""
+        extra = {"token_ids": completion.token_ids, **completion.extra}
+        return {name: extra[name] for name in self._columns if name in extra}
 
     def errored(self, row_index: int, error: RowError, warnings: tuple[str, ...] = ()) -> ResultRow:
         """Outcome of a row that cannot become a request."""

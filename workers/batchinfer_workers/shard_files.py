@@ -55,7 +55,7 @@ class ShardFiles:
         spec = lease.job.spec
         self.layout = output_layout(lease.job)
         self._source = InputSource.reopen(lease.job.fingerprint)
-        self._schema = ResultSchema(self._source.schema, spec.column_prefix, include_token_ids=spec.include_token_ids)
+        self._schema = ResultSchema(self._source.schema, spec.column_prefix, spec.result_columns())
         self.writer = PartWriter(self.layout, self._schema, lease.shard.index, lease.attempt_id)
 
     @cached_property

@@ -22,7 +22,7 @@ NAMES = ["row_index", "status", "output", "finish_reason", "error", "usage", "co
 
 
 def test_the_output_has_the_inputs_columns_and_then_ours():
-    schema = ResultSchema(INPUT, include_token_ids=True)
+    schema = ResultSchema(INPUT, optional=["token_ids"])
     assert schema.output_schema.names == ["prompt", "row", *NAMES, "token_ids"]
     assert schema.output_schema.field("cost_usd").type == pa.decimal128(18, 9)
     assert schema.output_schema.field("output").type == pa.large_string()
@@ -87,8 +87,11 @@ def test_text_that_utf8_cannot_hold_is_replaced_and_flagged_beside_other_warning
 
 
 def test_token_ids_are_kept_where_they_are_asked_for():
-    rows = [ResultRow(i, RowStatus.SUCCEEDED, "m", 1, token_ids=ids) for i, ids in enumerate([(1, 2), (), None])]
-    batch = ResultSchema(INPUT, include_token_ids=True).to_batch(rows)
+    rows = [
+        ResultRow(i, RowStatus.SUCCEEDED, "m", 1, extra={} if ids is None else {"token_ids": ids})
+        for i, ids in enumerate([(1, 2), (), None])
+    ]
+    batch = ResultSchema(INPUT, optional=["token_ids"]).to_batch(rows)
     assert batch.column("token_ids").to_pylist() == [[1, 2], [], None]
 
 

@@ -14,7 +14,7 @@ from batchinfer_workers.result_rows import ResultRows, row_seed, with_seed
 
 
 def make_rows(price=None, nanos_per_hour=123_456_789, token_ids=False):
-    spec = SimpleNamespace(include_token_ids=token_ids)
+    spec = SimpleNamespace(result_columns=lambda: ("token_ids",) if token_ids else ())
     job = SimpleNamespace(model="m", spec=spec)
     return ResultRows(SimpleNamespace(job=job, attempt_number=2, nanos_per_hour=nanos_per_hour), price)
 
@@ -41,13 +41,13 @@ def test_an_answer_carries_its_usage_list_price_and_warnings():
     )
     assert (row.row_index, row.status, row.output, row.model, row.attempt) == (7, RowStatus.SUCCEEDED, "hi", "m", 2)
     assert row.list_cost_nanos == 2 * 1000 + 1 * 500 + 2 * 4000
-    assert (row.token_ids, row.clamped_max_tokens, row.warnings) == ((4, 5), 9, ("text_replaced",))
+    assert (row.extra, row.clamped_max_tokens, row.warnings) == ({"token_ids": (4, 5)}, 9, ("text_replaced",))
 
 
 def test_without_a_price_there_is_no_list_cost_and_token_ids_only_on_request():
     row = make_rows().completed(completion(1, token_ids=(1,)))
     assert row.list_cost_nanos is None
-    assert row.token_ids is None
+    assert "token_ids" not in row.extra
 
 
 def test_rows_that_never_reach_the_engine_cost_nothing():

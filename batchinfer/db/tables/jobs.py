@@ -1,4 +1,4 @@
-"""The tables. Money in nano-dollars, device time in ns, times aware and UTC. No rules live here.
+"""Tables of jobs: the job, its shards, their attempts and parts, and what they cost. No rules live here.
 
 A row of a data set has no row here: shards are row ranges, and counters say how their rows ended.
 Columns named ``rows_*`` count rows by :class:`~batchinfer.types.RowStatus`.
@@ -7,18 +7,11 @@ Columns named ``rows_*`` count rows by :class:`~batchinfer.types.RowStatus`.
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, MetaData, String, Text, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import CheckConstraint, ForeignKey, Index, String, text
+from sqlalchemy.orm import Mapped, mapped_column
 
-from batchinfer.db.types import FAR_FUTURE, BigId, JsonValue, SafeText, UtcDateTime
-
-NAMING = {
-    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-    "ck": "ck_%(table_name)s_%(constraint_name)s",
-    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-    "pk": "pk_%(table_name)s",
-}
+from batchinfer.db.tables.base import Base
+from batchinfer.db.types import FAR_FUTURE, BigId, SafeText
 
 # Partial indexes: a statement must repeat the condition word for word, with literals, for SQLite to use the index.
 CLAIMABLE = text("state = 'pending' AND queue IS NOT NULL")
@@ -26,19 +19,6 @@ RUNNING = text("state = 'running'")
 WAITS_FOR_PLAN = text("state = 'validating'")
 WAITS_FOR_MANIFEST = text("state = 'finalizing'")
 HAS_OPEN_DEADLINE = text("deadline_at IS NOT NULL AND closing IS NULL AND finished_at IS NULL")
-
-
-class Base(DeclarativeBase):
-    """Declares the tables."""
-
-    metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {  # noqa: RUF012 -- SQLAlchemy's own protocol
-        datetime: UtcDateTime,
-        dict[str, Any]: JsonValue,
-        list[Any]: JsonValue,
-        int: BigInteger,
-        str: Text,
-    }
 
 
 class CountedRows:

@@ -1,0 +1,40 @@
+"""The tables. Money in nano-dollars, device time in ns, times aware and UTC. No rules live here.
+
+Every module of tables is imported here, so that ``Base.metadata`` is the whole schema.
+"""
+
+from batchinfer.db.tables.base import Base
+from batchinfer.db.tables.jobs import (
+    CLAIMABLE,
+    HAS_OPEN_DEADLINE,
+    RUNNING,
+    WAITS_FOR_MANIFEST,
+    WAITS_FOR_PLAN,
+    Attempt,
+    Job,
+    JobEventRow,
+    LedgerEntry,
+    Part,
+    PriceRow,
+    RowErrorRow,
+    Shard,
+    Worker,
+)
+
+__all__ = [
+    "CLAIMABLE",
+    "HAS_OPEN_DEADLINE",
+    "RUNNING",
+    "WAITS_FOR_MANIFEST",
+    "WAITS_FOR_PLAN",
+    "Attempt",
+    "Base",
+    "Job",
+    "JobEventRow",
+    "LedgerEntry",
+    "Part",
+    "PriceRow",
+    "RowErrorRow",
+    "Shard",
+    "Worker",
+]
