@@ -59,3 +59,11 @@ class SamplingParams(BaseModel):
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the row's next token depends on more of the logits than which of them is the largest.
+
+        False for a plainly greedy row: there the index of the largest logit is all that sampling needs.
+        """
+        return not self.is_greedy or self.min_tokens > 0
