@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from collections.abc import Sequence as Sequence_
 
-    import torch
-
+    from batchinfer.engine.head_output import HeadOutput
     from batchinfer.engine.ingest import Ingest
     from batchinfer.engine.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
     from batchinfer.engine.sequence import Sequence
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """What the engine needs of :class:`~batchinfer.engine.model_runner.ModelRunner`; tests bring a small one."""
 
-    def execute(self, scheduled: Sequence_[ScheduledSequence]) -> torch.Tensor:
-        """Compute the tokens; logits ``[num_sampling, vocab_size]`` of the sequences that sample, in order."""
+    def execute(self, scheduled: Sequence_[ScheduledSequence], kept: Sequence_[int] = ()) -> HeadOutput:
+        """Compute the tokens; the best token of each sequence that samples, in order, and the logits of ``kept``."""
 
 
 class EngineCore:
@@ -167,12 +166,13 @@ class EngineCore:
         """Compute and sample; a failure is rolled back and blamed on a row once it is found."""
         assert self._runner is not None, "the engine is closed"
         sampling = [part.sequence for part in output.scheduled if part.samples]
+        rows = [SamplingRow(s.params, s.seed, s.num_output_tokens) for s in sampling]
+        kept = [i for i, row in enumerate(rows) if row.needs_logits]
         started = self._clock()
         try:
-            logits = self._runner.execute(output.scheduled)
+            head = self._runner.execute(output.scheduled, kept)
             computed = self._clock()
-            rows = [SamplingRow(s.params, s.seed, s.num_output_tokens) for s in sampling]
-            tokens = self._sampler.sample(logits, rows)
+            tokens = self._sampler.choose(head, rows)
         except Exception as error:  # noqa: BLE001 -- whatever a model or device raises must cost at most one row
             return self._recover(output, error)
         self._stats.model_ns += computed - started

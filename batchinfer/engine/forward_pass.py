@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+from batchinfer.engine.head_output import HeadOutput
 from batchinfer.engine.native_attention import NativeAttention
 from batchinfer.engine.quantization import linears
 from batchinfer.errors import ModelError
@@ -31,9 +32,14 @@ class ForwardPass(Protocol):
         """Which way: ``fused`` or ``transformers``."""
 
     def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor, context: Any
-    ) -> torch.Tensor:
-        """Logits ``[len(sampling), vocab_size]`` of those rows.
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sampling: torch.Tensor,
+        context: Any,
+        kept: Sequence[int],
+    ) -> HeadOutput:
+        """The best token of each row in ``sampling``, and the logits of those at the places ``kept`` of it.
 
         ``token_ids`` and ``positions`` are int64 with a row each of the packed batch; ``context`` is the attention
         backend's for this step.
@@ -49,8 +55,13 @@ class TransformersPass:
         self._model = model
 
     def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor, context: Any
-    ) -> torch.Tensor:
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sampling: torch.Tensor,
+        context: Any,
+        kept: Sequence[int],
+    ) -> HeadOutput:
         """See :class:`ForwardPass`."""
         logits: torch.Tensor = self._model(
             input_ids=token_ids.unsqueeze(0),
@@ -59,7 +70,7 @@ class TransformersPass:
             logits_to_keep=sampling,
             paged_context=context,
         ).logits[0]
-        return logits
+        return HeadOutput.of_logits(logits, kept)
 
 
 class FusedPass:
@@ -71,11 +82,15 @@ class FusedPass:
         self._decoder = decoder
 
     def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor, context: Any
-    ) -> torch.Tensor:
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sampling: torch.Tensor,
+        context: Any,
+        kept: Sequence[int],
+    ) -> HeadOutput:
         """See :class:`ForwardPass`."""
-        logits: torch.Tensor = self._decoder(token_ids, positions, sampling, context)
-        return logits
+        return HeadOutput.of_reduction(self._decoder(token_ids, positions, sampling, context, kept))
 
 
 def choose_forward(

@@ -1,4 +1,4 @@
-"""Runs the model on a step's tokens: packs inputs, keeps the KV cache, gives logits of the rows that sample."""
+"""Runs the model on a step's tokens: packs inputs, keeps the KV cache, gives the sampler what it needs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchinfer.engine.config import EngineConfig
+    from batchinfer.engine.head_output import HeadOutput
     from batchinfer.engine.scheduler import ScheduledSequence
     from batchinfer.models.load import LoadedModel
 
@@ -64,20 +65,24 @@ class ModelRunner:
         return {"kernels": self._attention.name, "layers": self._forward.name, "recipe": self._recipe}
 
     @torch.inference_mode()
-    def execute(self, scheduled: Sequence[ScheduledSequence]) -> torch.Tensor:
-        """Compute the scheduled tokens; return logits ``[num_sampling, vocab_size]`` of those who sample, in order."""
+    def execute(self, scheduled: Sequence[ScheduledSequence], kept: Sequence[int] = ()) -> HeadOutput:
+        """Compute the scheduled tokens; return what those who sample need, in order.
+
+        ``kept`` are places among those who sample: the rows that need logits.
+        """
         spans = _spans(scheduled)
         tokens = [t for s in scheduled for t in s.sequence.token_ids[s.start : s.start + s.num_new_tokens]]
         positions = [p for s in scheduled for p in range(s.start, s.start + s.num_new_tokens)]
         sampling = [span.row + span.num_queries - 1 for span, s in zip(spans, scheduled, strict=True) if s.samples]
         token_ids = self._row(_padded(tokens))
-        logits = self._forward(
+        output = self._forward(
             token_ids,
             self._row(_padded(positions)),
-            self._row(_padded(sampling)),
+            self._row(_padded(sampling) if sampling else []),
             self._attention.context(spans, len(token_ids)),
+            kept,
         )
-        return logits[: len(sampling)]
+        return output.first(len(sampling))
 
     def _row(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

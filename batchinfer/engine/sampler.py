@@ -14,6 +14,7 @@ from batchinfer.types import ErrorCode, RowError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from batchinfer.engine.head_output import HeadOutput
     from batchinfer.sampling_params import SamplingParams
 
 SLICE_ELEMENTS = 1 << 21
@@ -39,6 +40,11 @@ class SamplingRow:
     seed: int
     position: int
 
+    @property
+    def needs_logits(self) -> bool:
+        """Whether more than the largest logit decides; if not, the head's own argmax is the token."""
+        return not self.params.is_greedy or self.position < self.params.min_tokens
+
 
 class Sampler:
     """Samples the next token of each row; holds no state between calls.
@@ -49,6 +55,16 @@ class Sampler:
 
     def __init__(self, eos_token_ids: Collection[int] = ()) -> None:
         self._eos_token_ids = tuple(eos_token_ids)
+
+    def choose(self, head: HeadOutput, rows: Sequence[SamplingRow]) -> list[int | RowError]:
+        """The next token of each row of ``head``: its best, or for rows whose logits were kept what they say."""
+        best = zip(head.best_index.tolist(), head.best.tolist(), strict=True)
+        tokens = [token if math.isfinite(value) else _no_candidate(value) for token, value in best]
+        if head.kept:
+            sampled = self.sample(head.logits, [rows[i] for i in head.kept])
+            for i, token in zip(head.kept, sampled, strict=True):
+                tokens[i] = token
+        return tokens
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | RowError]:

@@ -59,4 +59,4 @@ class Scorer:
         rows = torch.arange(count, device=self._device)
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self._device)
         context = self._attention.context([Span(0, 0, count, self._blocks)], count)
-        return self._forward(tokens, rows, rows, context).float()
+        return self._forward(tokens, rows, rows, context, range(count)).logits.float()

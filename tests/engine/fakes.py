@@ -7,6 +7,7 @@ import torch
 
 from batchinfer.engine.block_pool import BlockPool
 from batchinfer.engine.core import EngineCore
+from batchinfer.engine.head_output import HeadOutput
 from batchinfer.engine.ingest import Ingest
 from batchinfer.engine.sampler import Sampler
 from batchinfer.engine.scheduler import Scheduler, most_remaining
@@ -51,7 +52,7 @@ class FakeRunner:
     def slot(self, sequence, position):
         return sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
-    def execute(self, scheduled):
+    def execute(self, scheduled, kept=()):
         self.batches.append([(part.sequence.request_id, part.start, part.num_new_tokens) for part in scheduled])
         if self.before_step is not None:
             self.before_step(scheduled)
@@ -65,7 +66,7 @@ class FakeRunner:
             assert context == part.sequence.token_ids[:end], "the cache does not hold this sequence's context"
             if part.samples:
                 rows.append(torch.nn.functional.one_hot(torch.tensor(next_token(context)), VOCAB).float())
-        return torch.stack(rows) if rows else torch.empty(0, VOCAB)
+        return HeadOutput.of_logits(torch.stack(rows) if rows else torch.empty(0, VOCAB), kept)
 
 
 class FakeRenderer:

@@ -65,14 +65,14 @@ class NumbersTokenizer:
         return [ord(character) % VOCAB for character in text]
 
 
-def make_forward(model, dtype, owns_model=False, quantization="none"):
+def make_forward(model, dtype, owns_model=False, quantization="none", block_size=BLOCK):
     """The pass and the attention that an engine would choose."""
     register_attention()
     model = model.to(dtype)
     model.set_attn_implementation(ATTENTION_NAME)
     layers = probe_layers(model, CPU, "small")
     shapes = [LayerShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim) for layer in layers]
-    attention = choose_attention(shapes, 16, BLOCK, dtype, CPU)
+    attention = choose_attention(shapes, 16, block_size, dtype, CPU)
     loaded = SimpleNamespace(model=model, name="small", max_model_len=LONGEST, dtype=dtype)
     loaded.tokenizer = NumbersTokenizer()
     return choose_forward(loaded, layers, attention, quantization, owns_model=owns_model), attention
@@ -93,8 +93,10 @@ def logits_of(forward, attention):
             done[i] += count
         tokens = torch.tensor([sequences[i][p] for i, p in rows] + [0, 0])
         positions = torch.tensor([p for _, p in rows] + [0, 0])
-        output = forward(tokens, positions, torch.arange(len(rows)), attention.context(spans, len(tokens)))
-        for (i, _), line in zip(rows, output.float(), strict=True):
+        context = attention.context(spans, len(tokens))
+        output = forward(tokens, positions, torch.arange(len(rows)), context, range(len(rows)))
+        assert torch.equal(output.best_index, output.logits.argmax(dim=1))
+        for (i, _), line in zip(rows, output.logits.float(), strict=True):
             logits[i].append(line)
     assert [len(lines) for lines in logits] == [len(sequence) for sequence in sequences]
     return [torch.stack(lines) for lines in logits], sequences

@@ -338,12 +338,12 @@ def test_a_row_without_finite_logits_fails_alone_and_leaves_no_prefix():
     engine = make_engine()
     execute = engine._runner.execute
 
-    def with_nan(scheduled):
-        logits = execute(scheduled)
+    def with_nan(scheduled, kept):
+        head = execute(scheduled, kept)
         for i, part in enumerate(p for p in scheduled if p.samples):
             if part.sequence.request_id == "nan":
-                logits[i] = float("nan")
-        return logits
+                head.best[i] = float("nan")
+        return head
 
     engine._runner.execute = with_nan
     engine.add_request(ask("nan", [1, 2, 3, 4, 5]))

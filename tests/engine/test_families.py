@@ -120,9 +120,9 @@ def paged_logits(model, rows, block_size=4, max_num_batched_tokens=20):
     logits = {}
     while scheduler.running or scheduler.waiting:
         output = scheduler.schedule()
-        rows_of_logits = runner.execute(output.scheduled)
-        scheduler.commit(output)
         sampling = [part.sequence for part in output.scheduled if part.samples]
+        rows_of_logits = runner.execute(output.scheduled, range(len(sampling))).logits
+        scheduler.commit(output)
         assert len(sampling) == len(rows_of_logits)
         for sequence, row_logits in zip(sampling, rows_of_logits, strict=True):
             row = rows[int(sequence.request_id)]

@@ -12,6 +12,7 @@ from batchinfer.engine.chat import ChatRenderer
 from batchinfer.engine.config import EngineConfig
 from batchinfer.engine.core import EngineCore
 from batchinfer.engine.detokenizer import Detokenizer
+from batchinfer.engine.head_output import HeadOutput
 from batchinfer.engine.ingest import Ingest
 from batchinfer.engine.model_runner import ModelRunner
 from batchinfer.engine.sampler import Sampler
@@ -35,13 +36,13 @@ class Witness:
         self._runner = runner
         self.seen = {}
 
-    def execute(self, scheduled):
-        logits = self._runner.execute(scheduled)
+    def execute(self, scheduled, kept):
         sampling = [part.sequence for part in scheduled if part.samples]
-        for sequence, line in zip(sampling, logits, strict=True):
+        head = self._runner.execute(scheduled, range(len(sampling)))
+        for sequence, line in zip(sampling, head.logits, strict=True):
             digest = hashlib.sha256(line.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
             self.seen[sequence.request_id, sequence.num_tokens] = digest
-        return logits
+        return HeadOutput(head.best, head.best_index, kept, head.logits[kept])
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "int8", "int8-weight-only"])

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from batchinfer_kernels.cpu import Accumulated
+from batchinfer.models.fused.head import Head
+from batchinfer_kernels.cpu import Accumulated, LogitsReduction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,13 +61,18 @@ class FusedDecoder:
         self._ops = ops
         self._spec = spec
         self._layers = layers
-        self._head = head
+        self._head = Head(ops, head, spec.head.out_features, spec.logits_scale, spec.logits_softcap)
         self._dtype = dtype
 
     def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor, context: StepContext
-    ) -> torch.Tensor:
-        """Logits ``[len(sampling), vocab_size]`` of those rows.
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sampling: torch.Tensor,
+        context: StepContext,
+        kept: Sequence[int],
+    ) -> LogitsReduction:
+        """The best token of each row in ``sampling``, and the logits of those at the places ``kept`` of it.
 
         ``token_ids``, ``positions`` and ``sampling`` are int64; the first two have a row each of the packed batch.
         """
@@ -78,9 +84,13 @@ class FusedDecoder:
         step = _Step(residual, positions, context)
         for index, layer in enumerate(self._layers):
             x = self._layer(index, layer, x, step)
+        if not len(sampling):
+            return LogitsReduction(0)
         residual = residual.index_select(0, sampling)
         last = None if x is None else _rows(x, sampling)
-        return self._logits(self._head(self._enter(self._head, spec.final_norm, last, residual)))
+        norm = spec.final_norm
+        rows = self._head.norm(residual, norm, None) if last is None else self._head.norm(last, norm, residual)
+        return self._head(rows, len(sampling), kept)
 
     def _layer(self, index: int, layer: FusedLayer, x: Activations | None, step: _Step) -> Activations:
         """What the layer adds to the residual next; ``x`` is what the layer before still has to add."""
@@ -134,15 +144,6 @@ class FusedDecoder:
             softcap=a.softcap,
         )
         return attended.flatten(1)
-
-    def _logits(self, logits: Activations) -> torch.Tensor:
-        if isinstance(logits, Accumulated):
-            logits = self._ops.convert(logits, torch.float32)
-        if self._spec.logits_scale != 1.0:
-            logits = logits * self._spec.logits_scale
-        if (cap := self._spec.logits_softcap) is not None:
-            logits = torch.tanh(logits / cap) * cap
-        return logits
 
 
 def _columns(x: Activations, start: int, stop: int | None) -> Activations:

@@ -9,6 +9,8 @@ import torch
 from batchinfer_kernels.cpu import Accumulated, Int8Recipe, Int8Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from batchinfer.models.fused.spec import Norm
     from batchinfer_kernels.cpu import Ops
     from batchinfer_kernels.cpu.operands import Activation, Activations
@@ -31,6 +33,9 @@ class Linear(Protocol):
 
     def __call__(self, x: Operand) -> Activations:
         """``x [T, in]`` times the weights, ``[T, out]``."""
+
+    def split(self, columns: int) -> Sequence[Linear]:
+        """The same product in slices of so many columns, in order; this one is of no use afterwards."""
 
 
 class _FloatRows:
@@ -76,6 +81,15 @@ class PackedLinear(_FloatRows):
         product: torch.Tensor = self._product(x, self._weight, self._bias, "none", [], "")
         return product
 
+    def split(self, columns: int) -> list[PackedLinear]:
+        """See :meth:`Linear.split`."""
+        weight = self._weight.to_dense()
+        del self._weight
+        return [
+            PackedLinear(self._ops, weight[part], _part(self._bias, part), self._dtype)
+            for part in _parts(len(weight), columns)
+        ]
+
 
 class Int8Linear:
     """W8A8: int8 weights with a scale a column, rows quantised as ``recipe`` says, exact int32 sums.
@@ -90,7 +104,7 @@ class Int8Linear:
         """``weight`` int8 ``[out, in]``, smoothed and rotated as the recipe's rows are; ``scale [out]``."""
         self._ops = ops
         self._weight = weight.t().contiguous()
-        self._scale = scale
+        self._scale = scale.contiguous()
         self._bias = bias
         self._recipe = recipe
 
@@ -114,6 +128,15 @@ class Int8Linear:
         product = torch._int_mm(x.values, self._weight)  # noqa: SLF001 -- the only int8 product torch has
         return Accumulated(product, x.scales, self._scale, self._bias)
 
+    def split(self, columns: int) -> list[Int8Linear]:
+        """See :meth:`Linear.split`."""
+        weight = self._weight.t()
+        del self._weight
+        return [
+            Int8Linear(self._ops, weight[part], self._scale[part], _part(self._bias, part), self._recipe)
+            for part in _parts(len(weight), columns)
+        ]
+
 
 class WeightOnlyLinear(_FloatRows):
     """int8 weights with a scale a column, bfloat16 rows.
@@ -134,3 +157,18 @@ class WeightOnlyLinear(_FloatRows):
         assert isinstance(x, torch.Tensor)
         product = torch.nn.functional.linear(x, self._weight.to(self._dtype)).float().mul_(self._scale)
         return product if self._bias is None else product.add_(self._bias)
+
+    def split(self, columns: int) -> list[WeightOnlyLinear]:
+        """See :meth:`Linear.split`; views."""
+        return [
+            WeightOnlyLinear(self._ops, self._weight[part], self._scale[part], _part(self._bias, part))
+            for part in _parts(len(self._weight), columns)
+        ]
+
+
+def _parts(length: int, step: int) -> Iterator[slice]:
+    return (slice(start, start + step) for start in range(0, length, step))
+
+
+def _part(bias: torch.Tensor | None, part: slice) -> torch.Tensor | None:
+    return None if bias is None else bias[part].contiguous()

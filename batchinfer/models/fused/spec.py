@@ -66,6 +66,11 @@ class Projection:
         """Columns of the rows it reads."""
         return self.modules[0].in_features
 
+    @property
+    def out_features(self) -> int:
+        """Columns of what it gives."""
+        return sum(module.out_features for module in self.modules)
+
     def release(self) -> None:
         """Let go of the weights; the modules are of no use afterwards."""
         for module in self.modules:

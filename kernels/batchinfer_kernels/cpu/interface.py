@@ -146,6 +146,6 @@ class Ops(Protocol):
     ) -> None:
         """Take ``logits [num_rows, columns]`` of the words from ``first_column`` on into the reduction.
 
-        Values are multiplied by ``scale``, then capped. Log-sum-exp depends on how columns were sliced in its last
+        Values are multiplied by ``scale``, then capped, and copied for the rows that are kept. Log-sum-exp depends on how columns were sliced in its last
         bits, so keep the slices fixed.
         """

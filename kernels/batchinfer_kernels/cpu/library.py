@@ -121,6 +121,10 @@ class ReductionStruct(Structure):
         ("total", c_void_p),
         ("top_values", c_void_p),
         ("top_indices", c_void_p),
+        ("has_nan", c_void_p),
+        ("place", c_void_p),
+        ("logits", c_void_p),
+        ("num_columns", c_int64),
         ("k", c_int32),
     ]
 

@@ -145,6 +145,10 @@ class NativeRowOps:
         struct, rows, columns = source(logits, "logits")
         if rows != reduction.num_rows:
             raise ValueError(f"logits has {rows} rows; the reduction has {reduction.num_rows}")
+        if reduction.kept and not 0 <= first_column <= reduction.logits.shape[1] - columns:
+            raise ValueError(
+                f"columns {first_column} to {first_column + columns} are outside of the {reduction.logits.shape[1]} kept"
+            )
         self._library.bi_reduce_logits(
             struct,
             rows,

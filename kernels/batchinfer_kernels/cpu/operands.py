@@ -125,15 +125,32 @@ class AttentionBatch:
 
 
 class LogitsReduction:
-    """What is kept of logits that come in slices of columns: argmax, and on request log-sum-exp and the top k.
+    """What is kept of logits that come in slices of columns: argmax, and on request log-sum-exp, the top k and whole rows.
 
     Columns must come in ascending order, each once. Ties go to the lower index. A row in which nothing is above -inf
-    keeps index -1; NaN is never the largest, but makes ``log_sum_exp`` NaN.
+    keeps index -1; NaN is never the largest, but sets ``has_nan`` and makes ``log_sum_exp`` NaN.
     """
 
-    def __init__(self, num_rows: int, *, top_k: int = 0, log_sum_exp: bool = False) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        *,
+        top_k: int = 0,
+        log_sum_exp: bool = False,
+        kept: Sequence[int] = (),
+        num_columns: int = 0,
+    ) -> None:
+        """``kept`` are the rows whose logits are wanted as they are, each once; ``num_columns`` is how many they have."""
         self.num_rows = num_rows
         self.top_k = top_k
+        self.kept = tuple(kept)
+        self.logits = torch.empty(len(self.kept), num_columns)
+        """Logits of the kept rows in their order, scaled and capped, float32 ``[len(kept), num_columns]``."""
+        self.place = torch.full((num_rows,), -1, dtype=torch.int64)
+        """Where in ``logits`` a row is kept, int64 ``[num_rows]``; -1 if it is not."""
+        self.place[list(self.kept)] = torch.arange(len(self.kept))
+        self.has_nan = torch.zeros(num_rows, dtype=torch.bool)
+        """Whether a row holds NaN, bool ``[num_rows]``."""
         self.best = torch.full((num_rows,), float("-inf"))
         """The largest logit of each row, float32 ``[num_rows]``."""
         self.best_index = torch.full((num_rows,), -1, dtype=torch.int64)

@@ -94,8 +94,8 @@ def int8_sink(rows: int, columns: int, recipe: Int8Recipe) -> tuple[Int8Rows, Si
 
 
 def reduction_struct(reduction: LogitsReduction) -> ReductionStruct:
-    """The C view of a reduction; top-k and log-sum-exp are null where they are not wanted."""
-    rows, k = reduction.num_rows, reduction.top_k
+    """The C view of a reduction; top-k, log-sum-exp and whole rows are null where they are not wanted."""
+    rows, k, kept = reduction.num_rows, reduction.top_k, len(reduction.kept)
     return ReductionStruct(
         address(reduction.best, "best", (rows,)),
         address(reduction.best_index, "best_index", (rows,), torch.int64),
@@ -103,6 +103,10 @@ def reduction_struct(reduction: LogitsReduction) -> ReductionStruct:
         address(reduction.total, "total", (rows,)),
         address(reduction.top_values, "top_values", (rows, k)) if k else None,
         address(reduction.top_indices, "top_indices", (rows, k), torch.int64) if k else None,
+        address(reduction.has_nan, "has_nan", (rows,), torch.bool),
+        address(reduction.place, "place", (rows,), torch.int64) if kept else None,
+        address(reduction.logits, "logits", (kept, reduction.logits.shape[1])) if kept else None,
+        reduction.logits.shape[1],
         k,
     )
 

@@ -169,6 +169,9 @@ class TorchOps:
         values = _values(logits) * scale
         if softcap is not None:
             values = torch.tanh(values / softcap) * softcap
+        if reduction.kept:
+            reduction.logits[:, first_column : first_column + values.shape[1]] = values[list(reduction.kept)]
+        reduction.has_nan |= values.isnan().any(dim=1)
         if reduction.peak is not None and reduction.total is not None:
             earlier = reduction.peak + torch.log(reduction.total)
             torch.logaddexp(earlier, torch.logsumexp(values, dim=1), out=reduction.peak)

@@ -43,7 +43,7 @@ def rows(ops, columns):
         torch.ones(600, columns, dtype=torch.int32), torch.ones(600), torch.ones(columns), torch.ones(columns)
     )
     ops.convert(product, torch.bfloat16)
-    reduction = LogitsReduction(600, top_k=40, log_sum_exp=True)
+    reduction = LogitsReduction(600, top_k=40, log_sum_exp=True, kept=[599, 3], num_columns=2 * columns)
     ops.reduce_logits(reduction, x, 0, softcap=3.0)
 
 

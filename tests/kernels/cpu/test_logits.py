@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from batchinfer_kernels.cpu import Accumulated, LogitsReduction
 
 
-def reduce_in_slices(ops, logits, cuts, *, top_k=0, log_sum_exp=False, **options):
-    reduction = LogitsReduction(logits.shape[0], top_k=top_k, log_sum_exp=log_sum_exp)
+def reduce_in_slices(ops, logits, cuts, *, top_k=0, log_sum_exp=False, kept=(), **options):
+    reduction = LogitsReduction(
+        logits.shape[0], top_k=top_k, log_sum_exp=log_sum_exp, kept=kept, num_columns=logits.shape[1]
+    )
     edges = [0, *sorted(cuts), logits.shape[1]]
     for start, stop in pairwise(edges):
         ops.reduce_logits(reduction, logits[:, start:stop], start, **options)
@@ -48,6 +50,37 @@ def test_argmax_top_k_and_log_sum_exp(ops, rows, columns, top_k, dtype, scale, s
     if softcap is None:
         assert torch.equal(reduction.top_indices[:, :k], order[:, :k])
     assert (reduction.top_indices[:, k:] == -1).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    columns=st.sampled_from([5, 1000, 1025, 3000]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    scale=st.sampled_from([1.0, 0.25]),
+    softcap=st.sampled_from([None, 30.0]),
+    data=st.data(),
+)
+def test_kept_rows_are_whole_and_change_no_other_figure(ops, columns, dtype, scale, softcap, data):
+    """Whether its logits are asked for or not, a row's best word is the first of the largest of them."""
+    g = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    logits = (torch.randn(5, columns, generator=g) * 8).to(dtype)
+    logits[0, -1], logits[1, 0], logits[2, -1], logits[3] = float("inf"), float("-inf"), float("nan"), float("-inf")
+    kept = data.draw(st.permutations(range(5)))[: data.draw(st.integers(0, 5))]
+    cuts = data.draw(st.lists(st.integers(1, columns - 1), max_size=3, unique=True))
+    options = {"scale": scale, "softcap": softcap}
+    bare = reduce_in_slices(ops, logits, cuts, **options)
+    reduction = reduce_in_slices(ops, logits, cuts, kept=kept, **options)
+    assert torch.equal(reduction.best, bare.best)
+    assert torch.equal(reduction.best_index, bare.best_index)
+    assert reduction.has_nan.tolist() == bare.has_nan.tolist() == [False, False, True, False, False]
+    exact = logits.double() * scale
+    if softcap is not None:
+        exact = torch.tanh(exact / softcap) * softcap
+    torch.testing.assert_close(reduction.logits.double(), exact[kept], atol=1e-5, rtol=1e-6, equal_nan=True)
+    for place, row in enumerate(kept):
+        if row not in (2, 3):
+            assert reduction.best_index[row] == reduction.logits[place].argmax()
+            assert reduction.best[row] == reduction.logits[place].max()
 
 
 def test_ties_across_slices_go_to_the_lower_word(ops):
@@ -101,6 +134,14 @@ def test_a_row_alone_or_in_a_batch_on_any_number_of_threads(native):
     assert torch.equal(*totals)
     alone = reduce_in_slices(native, logits[7:8], [1024, 2048], log_sum_exp=True).log_sum_exp()
     assert torch.equal(alone, totals[0][7:8])
+
+
+def test_columns_beyond_those_that_are_kept_are_refused(native):
+    reduction = LogitsReduction(2, kept=[1], num_columns=6)
+    native.reduce_logits(reduction, torch.zeros(2, 4), 0)
+    for first in (3, -1):
+        with pytest.raises(ValueError, match="outside of the 6 kept"):
+            native.reduce_logits(reduction, torch.zeros(2, 4), first)
 
 
 def test_another_number_of_rows_is_refused(native):

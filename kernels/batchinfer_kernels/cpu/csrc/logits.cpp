@@ -1,4 +1,5 @@
-// Running reductions over slices of logits: argmax, top-k and log-sum-exp, without a float copy of [rows, vocab].
+// Running reductions over slices of logits: argmax, top-k and log-sum-exp, without a float copy of [rows, vocab]; only
+// rows that are asked for are kept whole.
 
 #include <algorithm>
 
@@ -13,6 +14,10 @@ struct Reduction {  // mirrored in library.py; all arrays have a row each
   float* total;
   float* top_values;  // [rows, k], descending; null if not wanted. Starts at -inf
   int64_t* top_indices;
+  bool* has_nan;         // starts false
+  const int64_t* place;  // the row of `logits` in which a row is kept whole, -1 for none; null if no row is
+  float* logits;         // [kept rows, num_columns]
+  int64_t num_columns;
   int32_t k;
 };
 
@@ -38,6 +43,18 @@ static void add_to_total(const float* x, int64_t n, float chunk_peak, float* pea
   else
     for (int64_t i = 0; i < n; i += W) sum += exp(load(x + i) - *peak);
   *total += sum_lanes(sum);
+}
+
+static bool any_nan(const float* x, int64_t n) {
+  uint32_t worst = 0;
+#pragma omp simd reduction(max : worst)
+  for (int64_t i = 0; i < n; i++) {
+    uint32_t bits;
+    memcpy(&bits, x + i, 4);
+    bits &= 0x7fffffffu;
+    worst = worst > bits ? worst : bits;
+  }
+  return worst > 0x7f800000u;
 }
 
 // Columns come in ascending order, so a tie keeps the lower index by being refused here.
@@ -82,6 +99,9 @@ BI_EXPORT void bi_reduce_logits(const Source* logits, int64_t rows, int64_t colu
       const int64_t whole = (n + W - 1) / W * W;
       std::fill(x + n, x + whole, 0.0f);
       if (cap > 0.0f) softcap(x, whole, cap);
+      if (out.place && out.place[m] >= 0)
+        memcpy(out.logits + out.place[m] * out.num_columns + first_column + c, x, n * sizeof(float));
+      out.has_nan[m] |= any_nan(x, n);
       std::fill(x + n, x + whole, -INFINITY);
 #pragma omp simd reduction(max : most)
       for (int64_t i = 0; i < n; i++) most = most > x[i] ? most : x[i];
