@@ -8,6 +8,8 @@
     │   ├── InputError            an input that cannot be read as asked
     │   ├── ConflictError         the state or an idempotency key does not allow it
     │   ├── NotFoundError         no such job, worker or file
+    │   ├── UnauthorizedError     no key, or one that is not (any more) good
+    │   ├── ForbiddenError        the key is good, but not for this
     │   └── ModelError            a model that cannot be found, read or run
     ├── FencedError               this attempt lost its lease: stop, write nothing more
     ├── EngineError               the engine failed as a whole
@@ -65,6 +67,18 @@ class NotFoundError(UserError):
     """No such thing, or none that the caller may see."""
 
     code = "not_found"
+
+
+class UnauthorizedError(UserError):
+    """Who asks has no key, or one that is not (any more) good."""
+
+    code = "invalid_api_key"
+
+
+class ForbiddenError(UserError):
+    """Who asks is known, and may not do this."""
+
+    code = "forbidden"
 
 
 class ModelError(UserError):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
 from batchinfer import __version__
+from batchinfer.api.access import Access, AccessMiddleware, Gate
 from batchinfer.api.errors import install_error_handlers
-from batchinfer.api.middleware import BodyLimitMiddleware, LoopbackHostMiddleware, RequestIdMiddleware
+from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from batchinfer.api.routes import health, jobs
 from batchinfer.jobs.service import JobService
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from batchinfer.settings import Settings
 
@@ -30,12 +32,13 @@ def create_app(
     settings: Settings,
     *,
     service: JobService | None = None,
-    only_loopback: bool = True,
+    access: Access = Access.LOOPBACK,
     max_body_bytes: int = MAX_BODY_BYTES,
+    now: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """Make the API. Nothing is connected until it starts, unless a ``service`` is given.
 
-    ``only_loopback`` refuses requests that name this server by anything but a loopback address.
+    ``access`` says who is let in without a key.
     """
 
     @asynccontextmanager
@@ -51,7 +54,6 @@ def create_app(
     install_error_handlers(app)
     # the last one added is the outermost
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)
-    if only_loopback:
-        app.add_middleware(LoopbackHostMiddleware)
+    app.add_middleware(AccessMiddleware, gate=Gate(lambda: app.state.service, access, now))
     app.add_middleware(RequestIdMiddleware)
     return app

@@ -5,16 +5,46 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request, Security
+from fastapi.security import HTTPBearer
 
 from batchinfer.errors import NotFoundError
+from batchinfer.jobs.caller import Caller, Role
 from batchinfer.jobs.service import MAX_KEY_LENGTH, MAX_PAGE, JobService
 
 _JOB_ID = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
-def get_service(request: Request) -> JobService:
-    """The service that the app was made with."""
+# The middleware has checked the key; this one tells the documentation of it.
+_bearer = HTTPBearer(auto_error=False, description="An API key; `batchinfer keys create` makes one.")
+
+
+def get_caller(request: Request, _key: Annotated[Any, Security(_bearer)] = None) -> Caller:
+    """Whose request this is."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def get_service(request: Request, caller: Annotated[Caller, Depends(get_caller)]) -> JobService:
+    """The service that the app was made with, acting for the caller: other tenants' things are not there."""
+    service: JobService = request.app.state.service
+    return service.acting_for(caller)
+
+
+def get_admin_service(service: Annotated[JobService, Depends(get_service)]) -> JobService:
+    """The same, for admins alone. Raises ForbiddenError."""
+    service.caller.check_role(Role.ADMIN)
+    return service
+
+
+def get_platform_service(service: Annotated[JobService, Depends(get_service)]) -> JobService:
+    """The same, for callers that see every tenant. Raises ForbiddenError."""
+    service.caller.check_platform()
+    return service
+
+
+def get_public_service(request: Request) -> JobService:
+    """The service, for routes that need no key: they show nothing of any tenant."""
     service: JobService = request.app.state.service
     return service
 
@@ -35,6 +65,9 @@ async def get_raw_body(request: Request) -> Any:
 
 
 Service = Annotated[JobService, Depends(get_service)]
+AdminService = Annotated[JobService, Depends(get_admin_service)]
+PlatformService = Annotated[JobService, Depends(get_platform_service)]
+PublicService = Annotated[JobService, Depends(get_public_service)]
 RawBody = Annotated[Any, Depends(get_raw_body)]
 JobId = Annotated[str, Depends(get_job_id)]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most items of the page.")]

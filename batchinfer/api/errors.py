@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
-from batchinfer.errors import BatchInferError, ConflictError, FencedError, NotFoundError, UserError
+from batchinfer.errors import (
+    BatchInferError,
+    ConflictError,
+    FencedError,
+    ForbiddenError,
+    NotFoundError,
+    UnauthorizedError,
+    UserError,
+)
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
@@ -23,6 +31,13 @@ _CODES = {
     HTTPStatus.NOT_FOUND: "route_not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",
+}
+_STATUSES: dict[type[BatchInferError], HTTPStatus] = {
+    UnauthorizedError: HTTPStatus.UNAUTHORIZED,
+    ForbiddenError: HTTPStatus.FORBIDDEN,
+    NotFoundError: HTTPStatus.NOT_FOUND,
+    ConflictError: HTTPStatus.CONFLICT,
+    FencedError: HTTPStatus.CONFLICT,
 }
 RETRY_AFTER_SECONDS = 2
 """What a client is told when the database is away: SQLite's writers and a failover are done in about that time."""
@@ -55,11 +70,15 @@ def error_response(
 
 def status_of(error: BatchInferError) -> HTTPStatus:
     """The HTTP status of a deliberate error."""
-    if isinstance(error, NotFoundError):
-        return HTTPStatus.NOT_FOUND
-    if isinstance(error, ConflictError | FencedError):
-        return HTTPStatus.CONFLICT
+    for kind, status in _STATUSES.items():
+        if isinstance(error, kind):
+            return status
     return HTTPStatus.UNPROCESSABLE_ENTITY if isinstance(error, UserError) else HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def user_error_response(error: UserError, headers: dict[str, str] | None = None) -> JSONResponse:
+    """A deliberate error as a response, for middleware, which stands outside of the handlers."""
+    return error_response(status_of(error), error.message, param=error.param, code=error.code, headers=headers)
 
 
 async def _on_batchinfer_error(_request: Request, error: Exception) -> JSONResponse:
@@ -101,7 +120,11 @@ def _given(fault: dict[str, Any]) -> str:
 
 
 async def _on_database_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, SQLAlchemyError)
+    return database_error_response(request, error)
+
+
+def database_error_response(request: Request, error: Exception) -> JSONResponse:
+    """503, with the time to come back."""
     # the class only: a driver's message may hold the URL with its password
     _log.warning("%s %s: the database does not answer (%s)", request.method, request.url.path, type(error).__name__)
     message = (

@@ -1,4 +1,4 @@
-"""What surrounds each request: an id, a size limit, the host check, and an answer when code fails."""
+"""What surrounds each request: an id, a size limit, and an answer when code fails."""
 
 from __future__ import annotations
 
@@ -116,26 +116,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-class LoopbackHostMiddleware:
-    """Refuses requests whose Host header names another machine.
-
-    Without keys, the loopback address is the only guard; a web page whose name is re-bound to 127.0.0.1 would pass
-    it from within a browser, but sends its own name as Host.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http" or is_loopback(_host_name(Headers(scope=scope).get("host", ""))):
-            await self._app(scope, receive, send)
-            return
-        text = "This server answers only to localhost; start it with --insecure to be reached by other names."
-        await error_response(HTTPStatus.FORBIDDEN, text, code="host_not_allowed")(scope, receive, send)
-
-
-def _host_name(header: str) -> str:
+def host_name(header: str) -> str:
     """``localhost`` of ``localhost:8000``, ``::1`` of ``[::1]:8000``."""
     if header.startswith("["):
         return header[1:].partition("]")[0]

@@ -35,6 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cost": ("results", "Show what a job has cost, metered and at list price."),
     "verify": ("results", "Prove that every input row has exactly one outcome."),
     "price": ("price", "Set and show list prices of models."),
+    "keys": ("keys", "Make, list, rotate and revoke API keys."),
+    "tenants": ("tenants", "Add, list and change tenants."),
     "doctor": ("doctor", "Check this installation and say how to mend what is wrong."),
     "db": ("db", "Create, upgrade and inspect the database."),
 }

@@ -12,6 +12,8 @@ from batchinfer.cli.connect import load_settings, open_service, set_up_logs
 from batchinfer.errors import UserError
 
 if TYPE_CHECKING:
+    from batchinfer.api.access import Access
+    from batchinfer.jobs.service import JobService
     from batchinfer.settings import Settings
 
 DRAIN_SECONDS = 10
@@ -23,30 +25,37 @@ DRAIN_SECONDS = 10
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port (default: BATCHINFER_PORT or 8000; 0 takes a free one)."
 )
-@click.option("--insecure", is_flag=True, help="Allow other machines in, without any key.")
+@click.option("--insecure", is_flag=True, help="Let everybody in who reaches the port, without any key.")
 def serve_command(host: str | None, port: int | None, insecure: bool) -> None:
     """Serve the REST API.
 
-    There are no keys yet: whoever reaches the port may do everything. Hence only the loopback address is allowed
-    unless --insecure says that something else keeps strangers out.
+    On the loopback address nobody needs a key until the first one is made (`batchinfer keys create`). Other addresses
+    need keys, unless --insecure says that something else keeps strangers out.
     """
     settings = load_settings(host=host, port=port)
     set_up_logs(settings.log_level)
-    check_host(settings.host, is_insecure=insecure)
-    with bind(settings.host, settings.port) as listener:
-        _serve(settings, listener, only_loopback=not insecure)
+    with open_service(settings) as service:
+        access = choose_access(service, settings.host, is_insecure=insecure)
+        with bind(settings.host, settings.port) as listener:
+            _serve(settings, service, listener, access)
 
 
-def check_host(host: str, *, is_insecure: bool) -> None:
-    """Refuse an address that other machines reach. Raises UserError."""
+def choose_access(service: JobService, host: str, *, is_insecure: bool) -> Access:
+    """Who needs a key. Raises UserError for an address that other machines reach while there are no keys."""
+    from batchinfer.api.access import Access
     from batchinfer.api.middleware import is_loopback
 
-    if not is_insecure and not is_loopback(host):
+    if is_insecure:
+        return Access.INSECURE
+    if is_loopback(host):
+        return Access.LOOPBACK
+    if not service.keys.exist():
         raise UserError(
-            f"--host {host} lets other machines in and there are no keys; keep 127.0.0.1, or add --insecure "
-            "if a proxy or firewall keeps strangers out",
+            f"--host {host} lets other machines in and there are no keys; make one with `batchinfer keys create`, "
+            "keep 127.0.0.1, or add --insecure if a proxy or firewall keeps strangers out",
             param="host",
         )
+    return Access.KEYS
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -60,21 +69,20 @@ def bind(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _serve(settings: Settings, listener: socket.socket, *, only_loopback: bool) -> None:
+def _serve(settings: Settings, service: JobService, listener: socket.socket, access: Access) -> None:
     import uvicorn
 
     from batchinfer.api.app import create_app
 
     address = settings.host if ":" not in settings.host else f"[{settings.host}]"
     url = f"http://{address}:{listener.getsockname()[1]}"
-    with open_service(settings) as service:
-        click.echo(f"batchinfer serves {url}/v1/jobs, documentation at {url}/docs; Ctrl-C stops it", err=True)
-        app = create_app(settings, service=service, only_loopback=only_loopback)
-        # log_config None: uvicorn's lines go where ours go, to stderr
-        config = uvicorn.Config(
-            app, log_config=None, server_header=False, lifespan="on", timeout_graceful_shutdown=DRAIN_SECONDS
-        )
-        # uvicorn stops in order at a signal, and then raises it again; having stopped in order is success
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        uvicorn.Server(config).run(sockets=[listener])
+    click.echo(f"batchinfer serves {url}/v1/jobs, documentation at {url}/docs; Ctrl-C stops it", err=True)
+    app = create_app(settings, service=service, access=access)
+    # log_config None: uvicorn's lines go where ours go, to stderr
+    config = uvicorn.Config(
+        app, log_config=None, server_header=False, lifespan="on", timeout_graceful_shutdown=DRAIN_SECONDS
+    )
+    # uvicorn stops in order at a signal, and then raises it again; having stopped in order is success
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    uvicorn.Server(config).run(sockets=[listener])

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Engine, Row
 
+    from batchinfer.jobs.caller import Caller
+
 T = TypeVar("T")
 
 _TRANSIENT_STATES = frozenset({"25P03", "40001", "40P01", "53300", "57P01", "57P02", "57P03"})
@@ -108,8 +110,10 @@ class LedgerBase:
         return LedgerBase._find_job(connection, job_id, lock=True)
 
     @staticmethod
-    def _find_job(connection: Connection, job_id: str, *, lock: bool = False) -> Row[Any]:
+    def _find_job(connection: Connection, job_id: str, *, lock: bool = False, caller: Caller | None = None) -> Row[Any]:
         query = select(Job).where(Job.id == job_id)
+        if caller is not None:
+            query = caller.only(query, Job.tenant_id)
         job = connection.execute(query.with_for_update(key_share=True) if lock else query).one_or_none()
         if job is None:
             raise NotFoundError(f"no job {job_id}; `batchinfer ls` lists them", param="job_id")

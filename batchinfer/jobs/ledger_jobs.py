@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from batchinfer.db.tables import Attempt, Job, JobEventRow, Part, RowErrorRow, Shard
 from batchinfer.errors import ConflictError
+from batchinfer.jobs.caller import DEFAULT_TENANT
 from batchinfer.jobs.ids import new_job_id
 from batchinfer.jobs.ledger_base import LedgerBase, insert_once
 from batchinfer.jobs.ledger_rows import (
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row
 
+    from batchinfer.jobs.caller import Caller
     from batchinfer.jobs.leases import RowErrorSample
     from batchinfer.jobs.records import AttemptRecord, JobEvent, JobRecord, PartRecord, ShardRecord
     from batchinfer.jobs.spec import JobSpec
+
+_SEPARATOR = "\x1f"
 
 
 class Jobs(LedgerBase):
@@ -39,6 +43,7 @@ class Jobs(LedgerBase):
         self,
         spec: JobSpec,
         *,
+        tenant: str = DEFAULT_TENANT,
         job_id: str | None = None,
         idempotency_key: str | None = None,
         body_hash: str | None = None,
@@ -46,13 +51,15 @@ class Jobs(LedgerBase):
         """Write a new job in state ``validating``; True if it was created, False if the key had created it before.
 
         ``body_hash`` is what two submissions under one key must share; by default the spec's fingerprint (pass a hash
-        of the raw request where the spec has moments derived from it, such as a deadline of ``6h``).
+        of the raw request where the spec has moments derived from it, such as a deadline of ``6h``). Two tenants may use
+        the same key; it then means two jobs.
 
         Raises:
             ConflictError: ``idempotency_conflict``: the key was used with another body; ``job_exists``: the id was.
         """
         job_id = job_id or new_job_id()
-        values = _new_job(spec, job_id, idempotency_key, body_hash or spec.fingerprint())
+        values = _new_job(spec, job_id, stored_key(tenant, idempotency_key), body_hash or spec.fingerprint())
+        values["tenant_id"] = tenant
 
         def work(connection: Connection, now: datetime) -> tuple[JobRecord, bool]:
             created = insert_once(connection, Job, values | {"created_at": now})
@@ -66,17 +73,26 @@ class Jobs(LedgerBase):
 
         return self._write(work)
 
-    def get_job(self, job_id: str) -> JobRecord:
-        """Raises NotFoundError."""
+    def get_job(self, job_id: str, caller: Caller | None = None) -> JobRecord:
+        """A job, if the caller may see it; workers ask without one. Raises NotFoundError."""
 
         def work(connection: Connection, _now: datetime) -> JobRecord:
-            return job_record(self._find_job(connection, job_id))
+            return job_record(self._find_job(connection, job_id, caller=caller))
 
         return self._read(work)
 
-    def list_jobs(self, *, state: JobState | None = None, limit: int = 50, after: str | None = None) -> list[JobRecord]:
-        """Newest first; ``after`` is the last id of the page before."""
+    def list_jobs(
+        self,
+        *,
+        caller: Caller | None = None,
+        state: JobState | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> list[JobRecord]:
+        """Newest first, what the caller may see; ``after`` is the last id of the page before."""
         query = select(Job).order_by(Job.id.desc()).limit(limit)
+        if caller is not None:
+            query = caller.only(query, Job.tenant_id)
         if state is not None:
             query = query.where(Job.state == state)
         if after is not None:
@@ -138,6 +154,14 @@ class Jobs(LedgerBase):
         return self._read(work)
 
 
+def stored_key(tenant: str, key: str | None) -> str | None:
+    """An idempotency key as the column has it, unique over all tenants.
+
+    The default tenant's stand as they are. No header and no tenant's name holds the unit separator.
+    """
+    return key if key is None or tenant == DEFAULT_TENANT else f"{tenant}{_SEPARATOR}{key}"
+
+
 def _new_job(spec: JobSpec, job_id: str, idempotency_key: str | None, body_hash: str) -> dict[str, Any]:
     return {
         "id": job_id,
@@ -167,7 +191,7 @@ def _existing(connection: Connection, values: dict[str, Any]) -> Row[Any]:
         raise ConflictError(f"job {job.id} exists already", code="job_exists")
     if job.body_hash != values["body_hash"]:
         raise ConflictError(
-            f"idempotency key {key!r} created job {job.id} from another body; use a new key for a new job",
+            f"idempotency key {key.rpartition(_SEPARATOR)[2]!r} created job {job.id} from another body; use a new key for a new job",
             code="idempotency_conflict",
         )
     return job

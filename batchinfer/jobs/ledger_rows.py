@@ -44,6 +44,7 @@ def job_record(row: Row[Any]) -> JobRecord:
     """A row of ``jobs``."""
     return JobRecord(
         id=row.id,
+        tenant_id=row.tenant_id,
         name=row.name,
         tags=row.tags,
         spec=JobSpec.model_validate(row.spec),

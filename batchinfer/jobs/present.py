@@ -33,6 +33,7 @@ def job_view(job: JobRecord, speed: Speed) -> JobView:
     """The view of one job."""
     return JobView(
         id=job.id,
+        tenant=job.tenant_id,
         name=job.name,
         tags=dict(job.tags),
         model=job.model,

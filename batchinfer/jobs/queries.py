@@ -35,10 +35,10 @@ class ErrorCount:
     num_samples: int
 
 
-def has_key(engine: Engine, idempotency_key: str) -> bool:
-    """Whether a job was submitted under this key."""
+def has_key(engine: Engine, stored_key: str) -> bool:
+    """Whether a job was submitted under this key, as :func:`~batchinfer.jobs.ledger_jobs.stored_key` gives it."""
     with read_transaction(engine) as connection:
-        return connection.scalar(select(Job.id).where(Job.idempotency_key == idempotency_key)) is not None
+        return connection.scalar(select(Job.id).where(Job.idempotency_key == stored_key)) is not None
 
 
 def recent_work(engine: Engine, job_id: str, since: datetime) -> RecentWork:

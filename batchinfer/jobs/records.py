@@ -58,6 +58,7 @@ class JobRecord:
     """A job as the database has it."""
 
     id: str
+    tenant_id: str
     name: str | None
     tags: Mapping[str, str]
     spec: JobSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,14 +12,18 @@ from batchinfer.db.migrate import current, head, upgrade
 from batchinfer.db.session import create_db_engine
 from batchinfer.errors import ConflictError, InputError, InvalidSpecError, UserError
 from batchinfer.jobs import queries
+from batchinfer.jobs.caller import Caller
 from batchinfer.jobs.dispatch import connect_dispatcher
 from batchinfer.jobs.ids import new_job_id
+from batchinfer.jobs.keys import Keys
 from batchinfer.jobs.ledger import RETRIED, Ledger
+from batchinfer.jobs.ledger_jobs import stored_key
 from batchinfer.jobs.paths import check_output_is_free, resolve_paths
 from batchinfer.jobs.present import cost_view, error_page, job_view, output_of
 from batchinfer.jobs.result_files import first_rows, results_view
 from batchinfer.jobs.speed import measure_speed
 from batchinfer.jobs.status import JobState
+from batchinfer.jobs.tenants import Tenants
 from batchinfer.jobs.views import JobList
 from batchinfer.money import usd_to_nanos
 
@@ -52,6 +57,7 @@ class JobService:
     """What people do with jobs.
 
     ``shares_disk``: workers see the same local files as this process, so that a missing input is refused at submit.
+    It acts for its ``caller``: other tenants' jobs are not there.
     """
 
     def __init__(
@@ -61,12 +67,14 @@ class JobService:
         dispatcher: Dispatcher,
         *,
         shares_disk: bool,
+        caller: Caller | None = None,
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
         self.engine = engine
         self.ledger = ledger
         self._dispatcher = dispatcher
         self._shares_disk = shares_disk
+        self.caller = caller or Caller.operator()
         self._now = now
 
     @classmethod
@@ -87,6 +95,22 @@ class JobService:
             raise
         is_here = is_embedded if shares_disk is None else shares_disk
         return cls(engine, Ledger(engine), connect_dispatcher(broker_url), shares_disk=is_here)
+
+    def acting_for(self, caller: Caller) -> Self:
+        """The same service for another caller."""
+        other = copy(self)
+        other.caller = caller
+        return other
+
+    @property
+    def keys(self) -> Keys:
+        """The API keys."""
+        return Keys(self.engine)
+
+    @property
+    def tenants(self) -> Tenants:
+        """The tenants."""
+        return Tenants(self.engine)
 
     def close(self) -> None:
         """Give the database connections back."""
@@ -110,15 +134,16 @@ class JobService:
             UserError: what :func:`resolve_paths` raises; a deadline in the past; an output that is taken.
             ConflictError: the key was used with another body, or the output exists.
         """
-        if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_LENGTH:
-            raise InvalidSpecError(f"an idempotency key has 1 to {MAX_KEY_LENGTH} characters", param="idempotency_key")
+        _check_key(idempotency_key)
         job_id = new_job_id()
-        is_replay = idempotency_key is not None and queries.has_key(self.engine, idempotency_key)
+        stored = stored_key(self.caller.home, idempotency_key)
+        is_replay = stored is not None and queries.has_key(self.engine, stored)
         resolved = resolve_paths(spec, base=base, job_id=job_id, must_exist=self._shares_disk and not is_replay)
         if not is_replay:
             self._check_new(resolved)
         job, is_new = self.ledger.submit(
             resolved,
+            tenant=self.caller.home,
             job_id=job_id,
             idempotency_key=idempotency_key,
             body_hash=_body_hash(spec if body is None else body),
@@ -134,19 +159,23 @@ class JobService:
         check_output_is_free(spec.output)
 
     # -- looking ------------------------------------------------------------------------------------------------------
+    def job(self, job_id: str) -> JobRecord:
+        """A job that the caller may see: what each method that names a job begins with. Raises NotFoundError."""
+        return self.ledger.get_job(job_id, self.caller)
+
     def view(self, job: JobRecord) -> JobView:
         """How a job stands, out of its record."""
         return job_view(job, measure_speed(self.engine, job, self._now()))
 
     def get(self, job_id: str) -> JobView:
         """How a job stands. Raises NotFoundError."""
-        return self.view(self.ledger.get_job(job_id))
+        return self.view(self.job(job_id))
 
     def list_jobs(self, *, state: JobState | None = None, limit: int = 20, after: str | None = None) -> JobList:
         """A page of jobs, newest first. Raises NotFoundError if ``after`` is no job."""
         if after is not None:
-            self.ledger.get_job(after)
-        found = self.ledger.list_jobs(state=state, limit=limit + 1, after=after)
+            self.job(after)
+        found = self.ledger.list_jobs(caller=self.caller, state=state, limit=limit + 1, after=after)
         views = [self.view(job) for job in found[:limit]]
         return JobList(
             data=views,
@@ -157,7 +186,7 @@ class JobService:
 
     def errors(self, job_id: str, *, limit: int = 20, offset: int = 0, code: str | None = None) -> ErrorPage:
         """Rows that did not succeed: kinds with advice, and a page of samples. Raises NotFoundError."""
-        job = self.ledger.get_job(job_id)
+        job = self.job(job_id)
         samples = self.ledger.row_errors(job_id, limit=limit + 1, offset=offset, code=code)
         return error_page(
             job, queries.error_counts(self.engine, job_id), samples[:limit], has_more=len(samples) > limit
@@ -165,7 +194,7 @@ class JobService:
 
     def results(self, job_id: str) -> ResultsView:
         """Where the results are: the finished output, or what can be read so far. Raises NotFoundError."""
-        job = self.ledger.get_job(job_id)
+        job = self.job(job_id)
         return results_view(job, self.ledger.shards(job_id))
 
     def preview(self, job_id: str, limit: int) -> list[PreviewRow]:
@@ -175,7 +204,7 @@ class JobService:
             NotFoundError: no such job.
             InputError: a file cannot be read from this machine.
         """
-        job, files = self.ledger.get_job(job_id), self.results(job_id).files
+        job, files = self.job(job_id), self.results(job_id).files
         try:
             return first_rows(job.spec, files, limit)
         except OSError as error:
@@ -183,7 +212,7 @@ class JobService:
 
     def cost(self, job_id: str) -> CostView:
         """What a job has cost. Raises NotFoundError."""
-        job = self.ledger.get_job(job_id)
+        job = self.job(job_id)
         return cost_view(job, self.ledger.cost_report(job_id))
 
     def verify(self, job_id: str, *, check_input: bool = True) -> VerifyReport:
@@ -195,7 +224,7 @@ class JobService:
         """
         from batchinfer.dataset.verify import verify  # noqa: PLC0415 -- pyarrow loads when it is used
 
-        job = self.ledger.get_job(job_id)
+        job = self.job(job_id)
         if not job.state.is_terminal:
             raise ConflictError(f"job {job.id} is {job.state}; verify it when it has ended", code="job_not_ended")
         return verify(output_of(job), check_input=check_input)
@@ -207,22 +236,24 @@ class JobService:
     # -- steering -----------------------------------------------------------------------------------------------------
     def cancel(self, job_id: str) -> JobView:
         """Stop a job; rows that ended are kept. Raises ConflictError, NotFoundError."""
-        return self.view(self.ledger.cancel(job_id))
+        return self.view(self.ledger.cancel(self.job(job_id).id))
 
     def pause(self, job_id: str) -> JobView:
         """Hold a job. Raises ConflictError, NotFoundError."""
-        return self.view(self.ledger.pause(job_id))
+        return self.view(self.ledger.pause(self.job(job_id).id))
 
     def resume(self, job_id: str, *, budget_usd: Decimal | None = None) -> JobView:
         """Go on with a held or failed job, with a new budget if one is given. Raises ConflictError, NotFoundError."""
-        job = self.ledger.resume(job_id, budget_nanos=None if budget_usd is None else usd_to_nanos(budget_usd))
+        job = self.ledger.resume(
+            self.job(job_id).id, budget_nanos=None if budget_usd is None else usd_to_nanos(budget_usd)
+        )
         self._wake(job)
         return self.view(job)
 
     def retry(self, job_id: str, statuses: Iterable[RowStatus] = RETRIED) -> tuple[JobView, int]:
         """Run rows of these statuses again; also says how many. Raises ConflictError, NotFoundError."""
-        num_rows = self.ledger.retry(job_id, statuses)
-        job = self.ledger.get_job(job_id)
+        num_rows = self.ledger.retry(self.job(job_id).id, statuses)
+        job = self.job(job_id)
         if num_rows:
             self._wake(job)
         return self.view(job), num_rows
@@ -244,6 +275,15 @@ def _bring_up_to_date(engine: Engine, *, is_embedded: bool) -> None:
         raise UserError(
             f"the database is at revision {found or 'none'}, this program needs {head()}; run `batchinfer db upgrade`",
             code="database_not_migrated",
+        )
+
+
+def _check_key(key: str | None) -> None:
+    if key is None:
+        return
+    if not 1 <= len(key) <= MAX_KEY_LENGTH or not key.isprintable():
+        raise InvalidSpecError(
+            f"an idempotency key has 1 to {MAX_KEY_LENGTH} printable characters", param="idempotency_key"
         )
 
 

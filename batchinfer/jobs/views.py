@@ -81,6 +81,8 @@ class JobView(View):
 
     id: str
     object: Literal["job"] = "job"
+    tenant: str
+    """Whose job it is."""
     name: str | None
     tags: dict[str, str]
     model: str

@@ -7,7 +7,7 @@ from fastapi.responses import PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
 
 from batchinfer import __version__
-from batchinfer.api.deps import Service
+from batchinfer.api.deps import PlatformService, PublicService
 from batchinfer.api.schemas import Health, Readiness
 from batchinfer.db import migrate
 from batchinfer.jobs import queries
@@ -23,7 +23,7 @@ def healthz() -> Health:
 
 
 @router.get("/readyz", responses={503: {"model": Readiness}})
-def readyz(service: Service, response: Response) -> Readiness:
+def readyz(service: PublicService, response: Response) -> Readiness:
     """The database answers and has this program's schema."""
     checks = _check_database(service)
     is_ready = all(text == "ok" for text in checks.values())
@@ -44,7 +44,7 @@ def _check_database(service: JobService) -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-def metrics(service: Service) -> PlainTextResponse:
+def metrics(service: PlatformService) -> PlainTextResponse:
     """Jobs by state, shards that wait and workers alive, in Prometheus' text format."""
     lines = ["# HELP batchinfer_jobs Jobs by state.", "# TYPE batchinfer_jobs gauge"]
     lines += [

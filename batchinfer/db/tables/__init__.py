@@ -20,6 +20,7 @@ from batchinfer.db.tables.jobs import (
     Shard,
     Worker,
 )
+from batchinfer.db.tables.tenants import ApiKeyRow, TenantRow
 
 __all__ = [
     "CLAIMABLE",
@@ -27,6 +28,7 @@ __all__ = [
     "RUNNING",
     "WAITS_FOR_MANIFEST",
     "WAITS_FOR_PLAN",
+    "ApiKeyRow",
     "Attempt",
     "Base",
     "Job",
@@ -36,5 +38,6 @@ __all__ = [
     "PriceRow",
     "RowErrorRow",
     "Shard",
+    "TenantRow",
     "Worker",
 ]

@@ -48,6 +48,7 @@ class Job(CountedRows, CountedWork, Base):
     __tablename__ = "jobs"
 
     id: Mapped[str] = mapped_column(String(30), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(40), server_default="default")
     name: Mapped[str | None] = mapped_column(SafeText)
     tags: Mapped[dict[str, Any]]
     spec: Mapped[dict[str, Any]]
@@ -88,6 +89,8 @@ class Job(CountedRows, CountedWork, Base):
         Index("ix_jobs_finalize", "id", sqlite_where=WAITS_FOR_MANIFEST, postgresql_where=WAITS_FOR_MANIFEST),
         Index("ix_jobs_deadline", "deadline_at", sqlite_where=HAS_OPEN_DEADLINE, postgresql_where=HAS_OPEN_DEADLINE),
         Index("ix_jobs_state", "state", "id"),
+        Index("ix_jobs_tenant_id", "tenant_id", "id"),
+        Index("ix_jobs_tenant_id_state", "tenant_id", "state", "id"),
         CheckConstraint("open_shards >= 0", name="open_shards"),
     )
 

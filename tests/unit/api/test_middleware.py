@@ -3,6 +3,7 @@
 import pytest
 from fastapi.testclient import TestClient
 
+from batchinfer.api.access import Access
 from batchinfer.api.app import create_app
 from batchinfer.api.middleware import is_loopback
 from batchinfer.settings import Settings
@@ -48,6 +49,6 @@ def test_names_of_this_machine_are_answered(client, host):
 
 
 def test_an_open_server_answers_to_every_name(service):
-    app = create_app(Settings.load(), service=service, only_loopback=False)
+    app = create_app(Settings.load(), service=service, access=Access.INSECURE)
     with TestClient(app, base_url="http://batch.example.org") as client:
         assert client.get("/healthz").status_code == 200

@@ -15,6 +15,7 @@ from batchinfer.jobs.views import CostSoFar, JobView, Progress, RowCounts, Token
 def job(done=0, *, total=100, state="in_progress", errored=0, speed=None, eta=None):
     return JobView(
         id="job_1",
+        tenant="default",
         name=None,
         tags={},
         model="m",
