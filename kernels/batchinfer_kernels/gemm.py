@@ -14,10 +14,10 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from batchinfer_kernels.jit import jit
-from batchinfer_kernels.target import target_arch
+from batchinfer_kernels.target import GFX942, LARGE_SHARED, target_arch
 
-NUM_SMS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 170}
-"""Of the largest part of each architecture: A100, A40, L40S, H100 and H200, B200, RTX 5090."""
+NUM_SMS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 170, GFX942: 304}
+"""Of the largest part of each architecture: A100, A40, L40S, H100 and H200, B200, RTX 5090, MI300X."""
 MAX_SPLIT_K = 8
 
 
@@ -52,7 +52,7 @@ def gemm_config(
     split_k = 1
     while is_exact and split_k < MAX_SPLIT_K and num_tiles * split_k <= num_sms and k >= 4 * split_k * block_k:
         split_k *= 2
-    return GemmConfig(block_m, block_n, block_k, split_k, 4, 4 if arch in (80, 90, 100) else 3)
+    return GemmConfig(block_m, block_n, block_k, split_k, 4, 2 if arch == GFX942 else 4)
 
 
 def _large_config(arch: int, m: int, n: int, *, wide: bool, is_plain: bool) -> GemmConfig:
@@ -60,7 +60,7 @@ def _large_config(arch: int, m: int, n: int, *, wide: bool, is_plain: bool) -> G
     block_k = 128 if wide else 64
     if arch < 90 or not wide:
         big = m >= 256 and n >= 256
-        return GemmConfig(128 if big else 64, 128, block_k, 1, 8 if big else 4, 3 if arch in (80, 90, 100) else 2)
+        return GemmConfig(128 if big else 64, 128, block_k, 1, 8 if big else 4, 3 if arch in LARGE_SHARED else 2)
     block_n = 256 if m >= 512 and n >= 1024 and is_plain else 128
     return GemmConfig(128, block_n, block_k, 1, 8, 3, use_tma=arch in (90, 100))
 
@@ -74,20 +74,20 @@ def _gemm_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, GROUP_M: tl.constexpr,
     EVEN_K: tl.constexpr, USE_TMA: tl.constexpr, IS_EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    first = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M
-    height = tl.minimum(tiles_m - first, GROUP_M)
-    within = tl.program_id(0) % (GROUP_M * tiles_n)
-    row0, column0 = (first + within % height) * BLOCK_M, within // height * BLOCK_N
+    row_tile, column_tile = tile_of(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
+    row0, column0 = row_tile * BLOCK_M, column_tile * BLOCK_N
     depth = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
     begin = tl.program_id(1) * depth
     end = tl.minimum(begin + depth, k)
     if USE_TMA:
         acc = _product_tma(a_ptr, w_ptr, row0, column0, begin, end, BLOCK_M, BLOCK_N, BLOCK_K, IS_EXACT)
     else:
-        acc = _product(
-            a_ptr, a_stride, w_ptr, row0, column0, begin, end, m, n, k, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, IS_EXACT
-        )
+        a_rows, w_rows = row0 + tl.arange(0, BLOCK_M), column0 + tl.arange(0, BLOCK_N)
+        acc = tile_product(
+            a_ptr + a_rows.to(tl.int64)[:, None] * a_stride, (a_rows < m)[:, None],
+            w_ptr + w_rows.to(tl.int64)[:, None] * k, (w_rows < n)[:, None],
+            begin, end, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, IS_EXACT,
+        )  # fmt: skip
     rows, columns = row0 + tl.arange(0, BLOCK_M), column0 + tl.arange(0, BLOCK_N)
     if SPLIT_K > 1:
         inside = (rows[:, None] < m) & (columns[None, :] < n)
@@ -98,17 +98,25 @@ def _gemm_kernel(
 
 
 @jit()
-def _product(
-    a_ptr: tl.tensor, a_stride: tl.tensor, w_ptr: tl.tensor, row0: tl.tensor, column0: tl.tensor, begin: tl.tensor, end: tl.tensor,
-    m: tl.tensor, n: tl.tensor, k: tl.tensor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr, IS_EXACT: tl.constexpr,
+def tile_of(program: tl.tensor, tiles_m: tl.tensor, tiles_n: tl.tensor, GROUP_M: tl.constexpr) -> tl.tensor:
+    """Which tile of rows and of columns a program owns."""
+    first = program // (GROUP_M * tiles_n) * GROUP_M
+    height = tl.minimum(tiles_m - first, GROUP_M)
+    within = program % (GROUP_M * tiles_n)
+    return first + within % height, within // height
+
+
+@jit()
+def tile_product(
+    a_row_ptr: tl.tensor, is_row: tl.tensor, w_row_ptr: tl.tensor, is_column: tl.tensor, begin: tl.tensor, end: tl.tensor,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, IS_EXACT: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    rows, columns, depth = row0 + tl.arange(0, BLOCK_M), column0 + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    a_at = a_ptr + rows.to(tl.int64)[:, None] * a_stride + depth[None, :]
-    w_at = w_ptr + columns.to(tl.int64)[:, None] * k + depth[None, :]
+    """``[BLOCK_M, BLOCK_N]`` sums over the depths ``begin .. end``; pointers to the rows of both, each with its mask."""
+    depth = tl.arange(0, BLOCK_K)
+    a_at, w_at = a_row_ptr + depth[None, :], w_row_ptr + depth[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if IS_EXACT else tl.float32)
     for start in range(begin, end, BLOCK_K):
-        a_inside, w_inside = (rows < m)[:, None], (columns < n)[:, None]
+        a_inside, w_inside = is_row, is_column
         if not EVEN_K:
             is_deep = (start + depth < end)[None, :]
             a_inside, w_inside = a_inside & is_deep, w_inside & is_deep

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from batchinfer_kernels.jit import jit
-from batchinfer_kernels.target import target_arch
+from batchinfer_kernels.target import LARGE_SHARED, target_arch
 
 GROUP = 128
 """Numbers along K that share a scale, and the depth of a tile."""
@@ -29,7 +29,7 @@ class Int4Config:
 
 def int4_config(arch: int, m: int) -> Int4Config:
     """Few rows wait for the weights, half a byte each; many rows want a larger tile."""
-    num_stages = 4 if arch in (80, 90, 100) else 2
+    num_stages = 4 if arch in LARGE_SHARED else 2
     if m <= 64:
         return Int4Config(16 if m <= 16 else 32 if m <= 32 else 64, 64, 4, num_stages)
     return Int4Config(64, 128, 8, 3 if num_stages == 4 else 2)

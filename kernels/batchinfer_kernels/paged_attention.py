@@ -13,7 +13,7 @@ from batchinfer_kernels import reference
 from batchinfer_kernels.attention_plan import ALIGNMENT, ITEM_FIELDS
 from batchinfer_kernels.jit import jit
 from batchinfer_kernels.merge_states import launch_merge
-from batchinfer_kernels.target import target_arch
+from batchinfer_kernels.target import GFX942, LARGE_SHARED, target_arch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,11 +56,11 @@ def attention_config(
     is spilled.
     """
     block_n = min(ALIGNMENT, block_size)
-    if dtype == torch.float32 or head_dim > 128:
+    if dtype == torch.float32 or head_dim > 128 or (arch in (86, 89) and has_large and head_dim not in (64, 128)):
         block_n = min(block_n, 32)
     is_wide = head_dim > (64 if arch < 90 else 128) or (arch == 100 and head_dim not in (64, 128))
-    num_stages = 3 if arch in (80, 90, 100) and head_dim <= 128 else 2  # elsewhere a program has 99 KiB
-    return AttentionConfig(block_n, 8 if has_large and is_wide else 4, num_stages)
+    num_stages = 3 if arch in LARGE_SHARED and head_dim <= 128 else 2  # elsewhere a program has 99 KiB
+    return AttentionConfig(block_n, 8 if has_large and is_wide and arch != GFX942 else 4, num_stages)
 
 
 @jit()

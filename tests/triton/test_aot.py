@@ -16,7 +16,7 @@ CACHE = Path(tempfile.gettempdir(), f"batchinfer-triton-{os.getuid()}")
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", ["80", "90", "100"])
+@pytest.mark.parametrize("arch", ["80", "86", "89", "90", "100", "gfx942"])
 def test_every_kernel_compiles_and_the_page_agrees(arch):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [

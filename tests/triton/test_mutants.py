@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from tests.triton import test_attention, test_gemm, test_heads, test_rope, test_rows
+from tests.triton import test_attention, test_gemm, test_heads, test_moe, test_rope, test_rows
 from tests.triton.mutants import MUTANTS, PACKAGE, Mutant, load
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -62,6 +62,15 @@ KILLERS = {
         test_gemm.test_w8a8,
         test_gemm.test_a_sum_at_the_end_of_int32_is_exact,
     ],
+    "grouped_gemm": [
+        bound(test_moe.test_combine_experts, F32, 3, 2064),
+        test_moe.test_experts_without_rows_and_one_with_all_but_one,
+        test_moe.test_grouped_gemm,
+    ],
+    "routing": [
+        bound(test_moe.test_routing_is_what_sorting_by_hand_gives, "sigmoid", True),
+        test_moe.test_equal_scores_go_to_the_lowest_experts,
+    ],
     "int4_gemm": [test_gemm.test_int4],
     "embedding": [
         bound(test_heads.test_embedding_gathers_and_scales, F32, 16),
@@ -84,7 +93,7 @@ def survives(mutant: Mutant, folder, monkeypatch) -> bool:
     """Whether every test passes with the mutated modules in the place of the real ones."""
     loaded = load(mutant, folder)
     names = {f"{PACKAGE}.{name}": module for name, module in loaded.items()}
-    for tests in (test_attention, test_gemm, test_heads, test_rope, test_rows):
+    for tests in (test_attention, test_gemm, test_heads, test_moe, test_rope, test_rows):
         for name, value in list(vars(tests).items()):
             if isinstance(value, types.ModuleType) and value.__name__ in names:
                 monkeypatch.setattr(tests, name, names[value.__name__])

@@ -1,4 +1,4 @@
-"""``python -m batchinfer_kernels.aot [--arch 80 90 100] [--only REGEX] [--write FILE | --check FILE]``.
+"""``python -m batchinfer_kernels.aot [--arch 80 90 gfx942] [--only REGEX] [--write FILE | --check FILE]``.
 
 The exit status is 1 where a kernel fails, or where the checked page lacks a line.
 """
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from batchinfer_kernels.aot.report import CodeReport
 
-ARCHS = (80, 90, 100)
+ARCHS = ("80", "86", "89", "90", "100", "gfx942")
 
 
 def _print(name: str, reports: list[CodeReport], failures: list[str]) -> None:
     for r in reports:
         sys.stdout.write(
-            f"{name:52} {r.kernel:28} sm_{r.arch} warps={r.num_warps} regs={r.registers} spill={r.spilled_bytes} "
+            f"{name:52} {r.kernel:28} {r.target} warps={r.num_warps} regs={r.registers} spill={r.spilled_bytes} "
             f"smem={r.shared_bytes} occ={r.occupancy:.0%} v={r.vector_loads} narrow={r.narrow_loads} "
             f"loop={r.scalar_loads_in_loops} async={r.async_copies} {' '.join(r.matrix_instructions)}\n"
         )
@@ -34,7 +34,7 @@ def _print(name: str, reports: list[CodeReport], failures: list[str]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Compile and judge; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m batchinfer_kernels.aot", description=__doc__)
-    parser.add_argument("--arch", type=int, nargs="+", default=list(ARCHS))
+    parser.add_argument("--arch", nargs="+", default=list(ARCHS), choices=ARCHS)
     parser.add_argument("--only", default="", help="a regular expression over the cases' names")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--write", type=Path, help="write the table to this file")
@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     from batchinfer_kernels.aot.gate import judge, table, table_row  # noqa: PLC0415 -- as above
 
     cases = [case for case in all_cases() if re.search(options.only, case.name)]
-    work = [(case.name, arch) for case in cases for arch in options.arch if arch in case.archs]
+    archs = [int(name) if name.isdigit() else name for name in options.arch]
+    work = [(case.name, arch) for case in cases for arch in archs if arch in case.archs]
     rows, failures = [], []
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         for name, reports, failed in pool.map(judge, *zip(*work, strict=True)):

@@ -12,6 +12,7 @@ from batchinfer_kernels import act_and_mul, quantize, rms_norm
 from batchinfer_kernels.attention_plan import QuerySpan, plan_attention
 from batchinfer_kernels.embedding import embedding
 from batchinfer_kernels.fp8_gemm import FP8, fp8_gemm
+from batchinfer_kernels.grouped_gemm import combine_experts, grouped_gemm
 from batchinfer_kernels.int4_gemm import int4_gemm
 from batchinfer_kernels.int8_gemm import int8_gemm
 from batchinfer_kernels.kv_write import kv_write
@@ -19,6 +20,7 @@ from batchinfer_kernels.lm_head import lm_head_argmax
 from batchinfer_kernels.paged_attention import AttentionForm, paged_attention
 from batchinfer_kernels.paged_kv import PagedKV
 from batchinfer_kernels.rope_and_kv_write import Rope, rope_and_kv_write
+from batchinfer_kernels.routing import Routing
 from batchinfer_kernels.sampler import SamplingRows, sample
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ I8 = torch.int8
 I32 = torch.int32
 
 
+ARCHS: tuple[int | str, ...] = (80, 86, 89, 90, 100, "gfx942")
 UNITS: dict[int, tuple[str, ...]] = {80: (r"mma\.sync", r"cp\.async"), 90: (r"wgmma", r"cp\.async"), 100: (r"tcgen05",)}
 S8_UNITS: dict[int, tuple[str, ...]] = {
     80: (r"mma\.sync\S*s8", r"cp\.async"),
@@ -42,8 +45,8 @@ S8_UNITS: dict[int, tuple[str, ...]] = {
 class Case:
     """One call of a launcher. ``expect`` are patterns that the PTX for an architecture (0: every one) must contain.
 
-    Every kernel must load vectors, except for the ``small`` ones that read a few KB a row in all, and may load numbers of one or two bytes one at a time only where ``max_narrow_loads``
-    says so.
+    Every kernel must load vectors, except for the ``small`` ones that read a few KB a row in all, and may load numbers of
+    one or two bytes one at a time only where ``max_narrow_loads`` says so. ``is_int8``: MI300 must use its int8 units.
     """
 
     name: str
@@ -51,8 +54,9 @@ class Case:
     expect: dict[int, tuple[str, ...]] = field(default_factory=dict)
     max_scalar_loads_in_loops: int = 0
     max_narrow_loads: int = 0
-    archs: tuple[int, ...] = (80, 90, 100)
+    archs: tuple[int | str, ...] = ARCHS
     small: tuple[str, ...] = ()
+    is_int8: bool = False
 
 
 def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -168,14 +172,14 @@ def gemm_cases() -> list[Case]:
             int8_gemm, meta(m, k, dtype=I8), meta(n, k, dtype=I8), columns, a_scale=rows, bias=bias, residual=residual
         )
         units: dict[int, tuple[str, ...]] = S8_UNITS if m > 32 else {0: (r"mma\.sync\S*s8",)}
-        found.append(Case(f"w8a8 {m} x {n} x {k}{', bias, residual' if fused else ''}", w8a8, units))
+        found.append(Case(f"w8a8 {m} x {n} x {k}{', bias, residual' if fused else ''}", w8a8, units, is_int8=True))
         if k == 576:
             continue
         w8a16 = partial(int8_gemm, meta(m, k), meta(n, k, dtype=I8), columns)
         found.append(Case(f"w8a16 {m} x {n} x {k}", w8a16, {0: (r"mma\S*bf16|tcgen05",)}))
         fp8 = partial(fp8_gemm, meta(m, k, dtype=FP8), meta(n, k, dtype=FP8), rows, columns)
         # few rows: Triton widens e4m3 to float16 for mma.sync, which loses nothing, and waits for the weights anyway
-        found.append(Case(f"fp8 {m} x {n} x {k}", fp8, {0: (r"mma\S*e4m3|tcgen05|mma\S*f16",)}, archs=(90, 100)))
+        found.append(Case(f"fp8 {m} x {n} x {k}", fp8, {0: (r"mma\S*e4m3|tcgen05|mma\S*f16",)}, archs=(89, 90, 100)))
         w4a16 = partial(int4_gemm, meta(m, k), meta(n, k // 2, dtype=torch.uint8), meta(k // 128, n, dtype=F32))
         found.append(Case(f"w4a16 {m} x {n} x {k}", w4a16, {0: (r"mma\S*bf16|tcgen05",)}))
     many = partial(
@@ -183,7 +187,30 @@ def gemm_cases() -> list[Case]:
         a_scale=meta(2048, dtype=F32), bias=meta(4096), residual=meta(2048, 4096),
     )  # fmt: skip
     # a program's stretch of the bias is as wide as its threads are many
-    found.append(Case("w8a8 2048 x 4096 x 14336, bias, residual", many, S8_UNITS, max_narrow_loads=1))
+    found.append(Case("w8a8 2048 x 4096 x 14336, bias, residual", many, S8_UNITS, max_narrow_loads=1, is_int8=True))
+    return found
+
+
+def expert_cases() -> list[Case]:
+    """Qwen3-30B-A3B's experts (128, 8 a token) and Mixtral's (8, 2 a token), for few and for many tokens."""
+    found = []
+    for num_tokens, num_experts, top_k, n, k in ((16, 128, 8, 1536, 2048), (2048, 8, 2, 28672, 4096)):
+        pairs = num_tokens * top_k
+        sent = Routing(meta(num_tokens, top_k, dtype=F32), meta(pairs, dtype=I32), meta(num_experts + 1, dtype=I32))
+        name = f"{num_experts} experts, {num_tokens} x {top_k} tokens"
+        product = partial(grouped_gemm, routing=sent)
+        up = partial(product, meta(num_tokens, k), meta(num_experts, n, k), gather=True, scatter=False)
+        many = num_tokens > 64
+        found.append(Case(f"grouped bf16, {name}", up, UNITS if many else {0: (r"mma",)}))
+        down = partial(
+            product, meta(pairs, n // 2, dtype=I8), meta(num_experts, k, n // 2, dtype=I8), gather=False, scatter=True,
+            a_scale=meta(pairs, dtype=F32), w_scale=meta(num_experts, k, dtype=F32),
+        )  # fmt: skip
+        found.append(Case(f"grouped w8a8, {name}", down, S8_UNITS if many else {0: (r"mma\S*s8",)}, is_int8=True))
+        combine = partial(
+            combine_experts, meta(pairs, k), meta(num_tokens, top_k, dtype=F32), residual=meta(num_tokens, k)
+        )
+        found.append(Case(f"combine, {name}", combine))
     return found
 
 
@@ -206,4 +233,4 @@ def head_cases() -> list[Case]:
 
 def all_cases() -> list[Case]:
     """Every case of the gate."""
-    return rows_cases() + rope_cases() + attention_cases() + gemm_cases() + head_cases()
+    return rows_cases() + rope_cases() + attention_cases() + gemm_cases() + expert_cases() + head_cases()

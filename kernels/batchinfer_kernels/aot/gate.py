@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from batchinfer_kernels.aot.amd import inspect_gcn
 from batchinfer_kernels.aot.capture import captured_launches
 from batchinfer_kernels.aot.cases import all_cases
-from batchinfer_kernels.aot.report import CodeReport, inspect_launch
+from batchinfer_kernels.aot.nvidia import inspect_ptx
+from batchinfer_kernels.aot.report import target_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from batchinfer_kernels.aot.cases import Case
+    from batchinfer_kernels.aot.report import CodeReport
 
 TABLE_HEAD = """# Kernels, as compiled
 
@@ -26,14 +29,14 @@ bytes. Nothing here says how fast a kernel runs.
 """
 
 
-def compile_case(case: Case, arch: int) -> list[CodeReport]:
-    """The kernels that a case launches, compiled for ``sm_<arch>``."""
+def compile_case(case: Case, arch: int | str) -> list[CodeReport]:
+    """The kernels that a case launches, compiled for an architecture."""
     with captured_launches(arch) as launched:
         case.run()
-    return [inspect_launch(one, arch) for one in launched]
+    return [inspect_ptx(one, arch) if isinstance(arch, int) else inspect_gcn(one, arch) for one in launched]
 
 
-def failures_of(case: Case, arch: int, reports: list[CodeReport]) -> list[str]:
+def failures_of(case: Case, arch: int | str, reports: list[CodeReport]) -> list[str]:
     """What is wrong with a case's code; empty if nothing is."""
     found = []
     for report in reports:
@@ -44,27 +47,33 @@ def failures_of(case: Case, arch: int, reports: list[CodeReport]) -> list[str]:
             found.append(f"{report.kernel}: {report.narrow_loads} loads of one or two bytes")
         if not report.vector_loads + report.async_copies and report.kernel not in case.small:
             found.append(f"{report.kernel}: no vector loads")
-    ptx = "\n".join(report.ptx for report in reports)
-    patterns = (*case.expect.get(0, ()), *case.expect.get(arch, ()))
-    found += [f"its code lacks {pattern}" for pattern in patterns if not re.search(pattern, ptx)]
-    return [f"{case.name} on sm_{arch}: {failure}" for failure in found]
+    code = "\n".join(report.assembly for report in reports)
+    found += [f"its code lacks {pattern}" for pattern in expected_of(case, arch) if not re.search(pattern, code)]
+    return [f"{case.name} on {target_name(arch)}: {failure}" for failure in found]
 
 
-def judge(name: str, arch: int) -> tuple[str, list[CodeReport], list[str]]:
+def expected_of(case: Case, arch: int | str) -> tuple[str, ...]:
+    """What a case's code must contain: sm_86 and sm_89 have the units of sm_80, gfx ones their own name for them."""
+    if isinstance(arch, str):
+        return (r"mfma_i32",) if case.is_int8 else (r"mfma",) if case.expect else ()
+    return (*case.expect.get(0, ()), *case.expect.get(80 if arch in (86, 89) else arch, ()))
+
+
+def judge(name: str, arch: int | str) -> tuple[str, list[CodeReport], list[str]]:
     """The case's name, its kernels and its failures; an exception of the launcher or the compiler is a failure."""
     case = next(case for case in all_cases() if case.name == name)
     try:
         reports = compile_case(case, arch)
     except Exception as error:  # noqa: BLE001 -- whatever the compiler dislikes is a finding, and the rest goes on
         reason = str(error).strip().rsplit("\n", maxsplit=1)[-1]  # Triton quotes the kernel's source first
-        return name, [], [f"{name} on sm_{arch}: {type(error).__name__}: {reason}"]
+        return name, [], [f"{name} on {target_name(arch)}: {type(error).__name__}: {reason}"]
     return name, reports, failures_of(case, arch, reports)
 
 
 def table_row(case: str, r: CodeReport) -> str:
     """One line of the page."""
     return (
-        f"| {case} | {r.kernel} | sm_{r.arch} | {r.num_warps} | {r.registers} | {r.shared_bytes / 1024:.1f} "
+        f"| {case} | {r.kernel} | {r.target} | {r.num_warps} | {r.registers} | {r.shared_bytes / 1024:.1f} "
         f"| {r.occupancy:.0%} | {r.vector_loads} / {r.narrow_loads} / {r.async_copies} "
         f"| {', '.join(r.matrix_instructions) or '-'} |"
     )
