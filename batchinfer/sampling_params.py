@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+import json
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
+MAX_BAD_WORDS = 1024
+MAX_LOGPROBS = 100
+"""Most alternatives a token: each is a struct in the result, for every token of the row."""
+MAX_SAMPLES = 128
+MAX_BEAMS = 64
 MAX_TOKENS = 2**31 - 1
 """Far above any context; keeps sums of estimates within 64 bits."""
 
@@ -31,19 +37,55 @@ class SamplingParams(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1, description="nucleus mass; 1 is off")] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS, description="candidates kept; 0 or -1 is off")] = 0
     min_p: Annotated[float, Field(ge=0, le=1, description="least share of the best token's probability")] = 0.0
+    typical_p: Annotated[float, Field(gt=0, le=1, description="locally typical mass; 1 is off")] = 1.0
+    repetition_penalty: Annotated[
+        float, Field(gt=0, le=10, description="divides the logits of tokens in the prompt or the answer; 1 is off")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Field(ge=-2, le=2, description="taken off the logits of tokens in the answer, once a token")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Field(ge=-2, le=2, description="taken off the logits of tokens in the answer, once an occurrence")
+    ] = 0.0
+    logit_bias: Annotated[
+        dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(description="added to a token id's logit")
+    ] = {}
+    bad_words: Annotated[tuple[str, ...], Field(description="words that the answer never completes")] = ()
+    allowed_token_ids: Annotated[tuple[int, ...], Field(description="the only token ids there are; none is all")] = ()
     seed: Annotated[int | None, Field(ge=0, lt=2**63, description="seed of this row's random numbers")] = None
     stop: Annotated[tuple[str, ...], Field(description="strings that end the row; cut from the output")] = ()
     stop_token_ids: Annotated[tuple[int, ...], Field(description="token ids that end the row")] = ()
     ignore_eos: Annotated[bool, Field(description="go on past the end-of-sequence token")] = False
+    include_stop_str_in_output: Annotated[bool, Field(description="keep the stop string that ended the row")] = False
+    skip_special_tokens: Annotated[bool, Field(description="leave special tokens out of the output's text")] = True
 
     @model_validator(mode="before")
     @classmethod
-    def _stop_may_be_one_string(cls, data: object) -> object:
-        if isinstance(data, dict) and isinstance(data.get("stop"), str):
-            return {**data, "stop": (data["stop"],)}
-        if isinstance(data, dict) and data.get("stop") is None and "stop" in data:
-            return {**data, "stop": ()}
-        return data
+    def _one_string_or_nothing(cls, data: object) -> object:
+        """``stop`` and ``bad_words`` may be one string; null in place of a list or a table is an empty one."""
+        if not isinstance(data, dict):
+            return data
+        changed: dict[str, Any] = {}
+        for name in ("stop", "bad_words"):
+            if isinstance(data.get(name), str):
+                changed[name] = (data[name],)
+        for name in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logit_bias"):
+            if name in data and data[name] is None:
+                changed[name] = {} if name == "logit_bias" else ()
+        return {**data, **changed}
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _bias_may_be_json_or_pairs(cls, value: object) -> object:
+        """A table, its JSON text, or pairs of token id and bias (what Arrow makes of a map)."""
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                raise ValueError('logit_bias is not a JSON object such as {"50256": -100}') from None
+        if isinstance(value, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
+            return dict(value)
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -53,6 +95,8 @@ class SamplingParams(BaseModel):
             raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}")
         if any(not s or len(s) > MAX_STOP_LENGTH for s in self.stop):
             raise ValueError(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters")
+        if len(self.bad_words) > MAX_BAD_WORDS or any(not word.strip() for word in self.bad_words):
+            raise ValueError(f"bad_words must be at most {MAX_BAD_WORDS} words, none of them empty")
         return self
 
     @property
@@ -61,9 +105,25 @@ class SamplingParams(BaseModel):
         return self.temperature == 0 or self.top_k == 1
 
     @property
+    def has_penalty(self) -> bool:
+        """Whether what stands in the prompt or the answer already changes the logits."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are changed before the likeliest token is looked for; ``min_tokens`` does so for a while."""
+        return (
+            self.has_penalty
+            or self.min_tokens > 0
+            or bool(self.logit_bias)
+            or bool(self.bad_words)
+            or bool(self.allowed_token_ids)
+        )
+
+    @property
     def needs_logits(self) -> bool:
         """Whether the row's next token depends on more of the logits than which of them is the largest.
 
         False for a plainly greedy row: there the index of the largest logit is all that sampling needs.
         """
-        return not self.is_greedy or self.min_tokens > 0
+        return not self.is_greedy or self.changes_logits

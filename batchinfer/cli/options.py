@@ -33,10 +33,19 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "top_p": {"type": float},
     "top_k": {"type": int},
     "min_p": {"type": float},
+    "typical_p": {"type": float},
+    "repetition_penalty": {"type": float},
+    "presence_penalty": {"type": float},
+    "frequency_penalty": {"type": float},
+    "logit_bias": {"multiple": True, "metavar": "ID=BIAS"},
+    "bad_words": {"flags": ["--bad-word"], "multiple": True, "metavar": "TEXT"},
+    "allowed_token_ids": {"flags": ["--allowed-token-id"], "multiple": True, "type": int},
     "seed": {"type": int},
     "stop": {"multiple": True, "metavar": "TEXT"},
     "stop_token_ids": {"flags": ["--stop-token-id"], "multiple": True, "type": int},
     "ignore_eos": {"is_flag": True},
+    "include_stop_str_in_output": {"is_flag": True},
+    "skip_special_tokens": {"flags": ["--skip-special-tokens/--no-skip-special-tokens"]},
     "max_model_len": {"type": int},
     "dtype": {"type": click.Choice([choice.value for choice in Dtype])},
     "quantization": {"type": click.Choice([choice.value for choice in Quantization])},
@@ -54,6 +63,9 @@ _HINTS = {
     "system": "@FILE reads it from a file",
     "stop": "may be repeated",
     "stop_token_ids": "may be repeated",
+    "logit_bias": "may be repeated",
+    "bad_words": "may be repeated",
+    "allowed_token_ids": "may be repeated",
     "deadline": "6h, 90m, 2d or an ISO 8601 time with zone",
     "tags": "may be repeated",
 }
@@ -99,7 +111,7 @@ def flag_of(field: str) -> str:
     if field == "inputs":
         return "INPUTS"
     long = [flag for flag in _FLAGS.get(field, {}).get("flags", []) if flag.startswith("--")]
-    return long[0] if long else "--" + field.replace("_", "-")
+    return long[0].split("/")[0] if long else "--" + field.replace("_", "-")
 
 
 def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,6 +126,8 @@ def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
             given[field] = _read_text(field, given[field][1:])
     if "tags" in given:
         given["tags"] = dict(_tag(text) for text in given["tags"])
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(_bias(text) for text in given["logit_bias"])
     if "budget_usd" in given:
         given["budget_usd"] = str(given["budget_usd"]).strip().removeprefix("$").replace(",", "")
     return given
@@ -132,6 +146,15 @@ def _tag(text: str) -> tuple[str, str]:
     if not key or not equals:
         raise InvalidSpecError(f"--tag {text!r} is not KEY=VALUE, such as --tag team=search", param="tags")
     return key, value
+
+
+def _bias(text: str) -> tuple[str, str]:
+    token_id, equals, bias = text.partition("=")
+    if not token_id or not equals:
+        raise InvalidSpecError(
+            f"--logit-bias {text!r} is not ID=BIAS, such as --logit-bias 50256=-100", param="logit_bias"
+        )
+    return token_id, bias
 
 
 def build_spec(values: Mapping[str, Any]) -> JobSpec:

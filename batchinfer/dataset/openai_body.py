@@ -23,9 +23,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,),
     "echo": (False,),
     "logprobs": (False,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
     "tools": ([],),
     "response_format": ({"type": "text"},),
 }

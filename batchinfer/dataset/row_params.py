@@ -38,12 +38,20 @@ def _is_integer_list(kind: pa.DataType) -> bool:
     return _is_list(kind, pa.types.is_integer)
 
 
+def _is_bias(kind: pa.DataType) -> bool:
+    """JSON text, or a map from token id to bias."""
+    if pa.types.is_map(kind):
+        return bool(pa.types.is_integer(kind.key_type)) and _is_number(kind.item_type)
+    return is_text(kind)
+
+
 # Whole-number parameters may be in a float column too: that is what pandas makes of integers with gaps.
 _MATCHES: dict[str, Callable[[pa.DataType], bool]] = {
     **dict.fromkeys(SamplingParams.model_fields, _is_number),
-    "stop": _is_text_or_list,
-    "stop_token_ids": _is_integer_list,
-    "ignore_eos": pa.types.is_boolean,
+    **dict.fromkeys(("stop", "bad_words"), _is_text_or_list),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), _is_integer_list),
+    "logit_bias": _is_bias,
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"), pa.types.is_boolean),
 }
 
 
@@ -104,11 +112,8 @@ class ParamReader:
         return self._build({name: value for name, value in chosen.items() if value is not None})
 
     def _build(self, chosen: dict[str, Any]) -> SamplingParams:
-        key = tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in sorted(chosen.items()))
-        try:
-            known = self._cache.get(key)
-        except TypeError:  # a nested value from JSON cannot be a key, nor be valid
-            known = None
+        key = tuple((name, _frozen(value)) for name, value in sorted(chosen.items()))
+        known = self._cache.get(key)
         if known is not None:
             return known
         params = self._validated(chosen)
@@ -124,6 +129,15 @@ class ParamReader:
             where = ".".join(map(str, first["loc"])) or "sampling parameters"
             given = f" (got {first['input']!r:.80})" if first["loc"] else ""
             raise failure(ErrorCode.INVALID_PARAMS, f"{where}: {first['msg']}{given}") from None
+
+
+def _frozen(value: Any) -> Any:
+    """A value that can be part of a key; unlike Python, it keeps 1, 1.0 and True apart."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((name, _frozen(item)) for name, item in value.items())
+    return type(value).__name__, value
 
 
 def _looks_like_params(field: pa.Field) -> bool:

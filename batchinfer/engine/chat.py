@@ -26,6 +26,16 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size or len(tokenizer)
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the model knows: 0 to one less."""
+        return self._vocab_size
+
+    def encode_fragment(self, text: str) -> list[int]:
+        """Token ids of text that stands in the middle of something: nothing added."""
+        token_ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return token_ids
+
     def encode(self, request: Request) -> list[int]:
         """Prompt token ids of a request, whichever of its three forms it has.
 

@@ -166,7 +166,7 @@ class EngineCore:
         """Compute and sample; a failure is rolled back and blamed on a row once it is found."""
         assert self._runner is not None, "the engine is closed"
         sampling = [part.sequence for part in output.scheduled if part.samples]
-        rows = [SamplingRow(s.params, s.seed, s.num_output_tokens) for s in sampling]
+        rows = [SamplingRow.of(sequence) for sequence in sampling]
         kept = [i for i, row in enumerate(rows) if row.needs_logits]
         started = self._clock()
         try:
@@ -235,11 +235,10 @@ def _advance(sequence: Sequence, token: int | RowError) -> FinishReason | RowErr
     """Add a sampled token; how the sequence ends, or None while it goes on."""
     if isinstance(token, RowError):
         return token
-    sequence.token_ids.append(token)
     try:
-        is_stopped = sequence.stop.append(token)
+        is_stopped = sequence.append(token)
     except Exception as error:  # noqa: BLE001 -- text of one row must not break its neighbours
-        return RowError(ErrorCode.ENGINE_ERROR, f"the text could not be decoded: {type(error).__name__}: {error}")
+        return RowError(ErrorCode.ENGINE_ERROR, f"the token could not be added: {type(error).__name__}: {error}")
     if is_stopped:
         return FinishReason.STOP
     return FinishReason.LENGTH if sequence.num_remaining_tokens == 0 else None

@@ -27,7 +27,7 @@ class TextStream(Protocol):
 
     @property
     def text(self) -> str:
-        """All text: equal to ``tokenizer.decode`` of the tokens so far, special tokens skipped."""
+        """All text: equal to ``tokenizer.decode`` of the tokens so far."""
 
 
 class Detokenizer:
@@ -36,12 +36,14 @@ class Detokenizer:
     def __init__(self, tokenizer: Any) -> None:
         backend = tokenizer.backend_tokenizer
         self._vocabulary = Vocabulary(backend)
+        self._with_special = Vocabulary(backend, skip_special_tokens=False)
         decoder = backend.decoder
         self._is_byte_level = decoder is not None and json.loads(decoder.__getstate__())["type"] == "ByteLevel"
 
-    def start(self) -> TextStream:
+    def start(self, *, skip_special_tokens: bool = True) -> TextStream:
         """The stream of a new row."""
-        return ByteLevelStream(self._vocabulary) if self._is_byte_level else ContextStream(self._vocabulary)
+        vocabulary = self._vocabulary if skip_special_tokens else self._with_special
+        return ByteLevelStream(vocabulary) if self._is_byte_level else ContextStream(vocabulary)
 
 
 class Vocabulary:
@@ -50,15 +52,16 @@ class Vocabulary:
     Bytes are remembered: asking the library costs microseconds a token.
     """
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, *, skip_special_tokens: bool = True) -> None:
         self._backend = backend
+        self._skips_special = skip_special_tokens
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._pieces: dict[int, bytes] = {}
         self._byte_of_character = {character: byte for byte, character in _byte_level_alphabet().items()}
 
     def has_text(self, token_id: int) -> bool:
-        """Whether the token is one of the vocabulary and not special."""
-        return token_id not in self._special_ids and self._token(token_id) is not None
+        """Whether the token is one of the vocabulary and not a special one that is left out."""
+        return not (self._skips_special and token_id in self._special_ids) and self._token(token_id) is not None
 
     def piece(self, token_id: int) -> bytes:
         """Bytes of a byte-level token; empty for a token without text."""
@@ -74,7 +77,7 @@ class Vocabulary:
 
     def decode(self, token_ids: list[int]) -> str:
         """The library's own text of the tokens."""
-        text: str = self._backend.decode(token_ids, skip_special_tokens=True)
+        text: str = self._backend.decode(token_ids, skip_special_tokens=self._skips_special)
         return text
 
     def _token(self, token_id: int) -> str | None:

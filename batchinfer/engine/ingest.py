@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from batchinfer.engine.block_pool import root_hash
+from batchinfer.engine.logit_rules import rules_of
 from batchinfer.engine.sequence import Sequence
 from batchinfer.engine.stop import StopChecker
 from batchinfer.errors import RowFailure
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from batchinfer.engine.chat import ChatRenderer
-    from batchinfer.engine.detokenizer import Detokenizer
+    from batchinfer.engine.detokenizer import Detokenizer, TextStream
+    from batchinfer.sampling_params import SamplingParams
     from batchinfer.types import Request
 
 
@@ -67,8 +69,14 @@ class Ingest:
             seed=row_seed(self._seed, request.request_id) if params.seed is None else params.seed,
             arrival=self._num_sequences,
             root=self._root,
-            stop=StopChecker(params, self._eos_token_ids, self._detokenizer.start()),
+            stop=StopChecker(params, self._eos_token_ids, self._stream(params)),
+            rules=rules_of(params, prompt, self._renderer),
         )
+
+    def _stream(self, params: SamplingParams) -> TextStream:
+        if params.skip_special_tokens:
+            return self._detokenizer.start()
+        return self._detokenizer.start(skip_special_tokens=False)
 
     def _encode(self, request: Request) -> list[int]:
         try:

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from batchinfer.engine.logit_changes import apply_rules, bar, keep_masked
 from batchinfer.engine.philox import uniform
 from batchinfer.types import ErrorCode, RowError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from batchinfer.engine.constraint import TokenConstraint
     from batchinfer.engine.head_output import HeadOutput
+    from batchinfer.engine.logit_rules import LogitRules
+    from batchinfer.engine.sequence import Sequence as Running
     from batchinfer.sampling_params import SamplingParams
 
 SLICE_ELEMENTS = 1 << 21
@@ -39,18 +43,32 @@ class SamplingRow:
     params: SamplingParams
     seed: int
     position: int
+    rules: LogitRules | None = None
+    constraint: TokenConstraint | None = None
+
+    @classmethod
+    def of(cls, sequence: Running) -> SamplingRow:
+        """What a sequence asks of its next token."""
+        return cls(sequence.params, sequence.seed, sequence.num_output_tokens, sequence.rules, sequence.constraint)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether its logits are changed before a token is chosen."""
+        return self.rules is not None or self.constraint is not None or self.position < self.params.min_tokens
 
     @property
     def needs_logits(self) -> bool:
         """Whether more than the largest logit decides; if not, the head's own argmax is the token."""
-        return not self.params.is_greedy or self.position < self.params.min_tokens
+        return not self.params.is_greedy or self.changes_logits
 
 
 class Sampler:
     """Samples the next token of each row; holds no state between calls.
 
-    Filters apply in the order of transformers: temperature, top-k, top-p, min-p. Candidates whose logits tie with the
-    last one kept are kept too. ``eos_token_ids`` and a row's stop ids are barred until it has ``min_tokens`` tokens.
+    The logits of a row that asks for it are changed first: bias, repetition penalty, frequency and presence penalty,
+    then what must not come (allowed ids, bad words, end tokens before ``min_tokens``, the mask). Filters apply in the
+    order of transformers: temperature, top-k, top-p, min-p, typical-p. Candidates whose logits tie with the last one
+    kept are kept too. ``eos_token_ids`` and a row's stop ids are barred until it has ``min_tokens`` tokens.
     """
 
     def __init__(self, eos_token_ids: Collection[int] = ()) -> None:
@@ -78,32 +96,39 @@ class Sampler:
         return tokens
 
     def _sample_slice(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | RowError]:
-        logits = self._bar_end_tokens(logits.float(), rows)
-        best, best_ids = logits.max(dim=1)
-        best_values, tokens = best.tolist(), best_ids.tolist()
-        finite = [math.isfinite(value) for value in best_values]
-        drawn = [i for i, row in enumerate(rows) if finite[i] and not row.params.is_greedy]
-        if drawn:
-            relative = logits[drawn] - best[drawn, None]
-            for i, token in zip(drawn, _draw(relative, [rows[i] for i in drawn]), strict=True):
+        changed = [i for i, row in enumerate(rows) if row.changes_logits]
+        as_they_are = set(range(len(rows))).difference(changed)
+        tokens = _choose(logits.float(), rows, as_they_are)
+        if changed:
+            own = logits[changed].float()  # a copy of these rows alone
+            theirs = [rows[i] for i in changed]
+            self._change(own, theirs)
+            for i, token in zip(changed, _choose(own, theirs, set(range(len(theirs)))), strict=True):
                 tokens[i] = token
-        return [
-            token if ok else _no_candidate(value) for token, ok, value in zip(tokens, finite, best_values, strict=True)
-        ]
+        return tokens
 
-    def _bar_end_tokens(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-        """``logits`` with the tokens that would end a row too early at -inf; a copy only where there are such."""
-        pairs = [
-            (i, token)
-            for i, row in enumerate(rows)
-            if row.position < row.params.min_tokens
-            for token in (*self._eos_token_ids, *row.params.stop_token_ids)
-            if 0 <= token < logits.shape[1]
-        ]
-        if not pairs:
-            return logits
-        index, tokens = torch.tensor(pairs, device=logits.device).T
-        return logits.index_put((index, tokens), logits.new_tensor(-math.inf))
+    def _change(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+        """Change the rows' logits in place, as the rows ask."""
+        apply_rules(logits, [row.rules for row in rows])
+        early = [(i, row) for i, row in enumerate(rows) if row.position < row.params.min_tokens]
+        bar(logits, [(i, token) for i, row in early for token in (*self._eos_token_ids, *row.params.stop_token_ids)])
+        for i, row in enumerate(rows):
+            mask = None if row.constraint is None else row.constraint.mask()
+            if mask is not None:
+                keep_masked(logits[i], mask)
+
+
+def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow], chosen: Collection[int]) -> list[int | RowError]:
+    """The likeliest token of each row, or, for those of the ``chosen`` that are not greedy, a drawn one."""
+    best, best_ids = logits.max(dim=1)
+    best_values, tokens = best.tolist(), best_ids.tolist()
+    finite = [math.isfinite(value) for value in best_values]
+    drawn = [i for i, row in enumerate(rows) if i in chosen and finite[i] and not row.params.is_greedy]
+    if drawn:
+        relative = logits[drawn] - best[drawn, None]
+        for i, token in zip(drawn, _draw(relative, [rows[i] for i in drawn]), strict=True):
+            tokens[i] = token
+    return [token if ok else _no_candidate(value) for token, ok, value in zip(tokens, finite, best_values, strict=True)]
 
 
 def _slices(num_rows: int, vocab_size: int) -> Iterator[tuple[int, int]]:
@@ -144,6 +169,9 @@ def _weights(relative: torch.Tensor, params: Sequence[SamplingParams]) -> torch.
     if any(row.min_p > 0 for row in params):
         least = column([row.min_p * 2.0**WEIGHT_BITS for row in params], torch.float64)
         weights.masked_fill_(weights < least, 0)
+    for i, row in enumerate(params):
+        if row.typical_p < 1:
+            _keep_typical(weights[i], row.typical_p)
     return weights
 
 
@@ -172,3 +200,19 @@ def _keep_top_p(weights: torch.Tensor, top_p: list[float]) -> None:
     num_kept = (before < mass[:, None]).sum(dim=1, keepdim=True)
     threshold = top.gather(1, num_kept - 1)
     weights[chosen] = candidates.masked_fill_(candidates < threshold, 0)
+
+
+def _keep_typical(weights: torch.Tensor, mass: float) -> None:
+    """Zero, in place, the weights ``[vocab_size]`` of the tokens whose surprise is farthest from the entropy.
+
+    Kept is the smallest set that holds the share ``mass``, nearest first (Meister et al., "Locally typical sampling").
+    A row at a time, so that no sum depends on the batch.
+    """
+    possible = weights.nonzero().squeeze(1)
+    probability = weights[possible].double() / weights.sum().double()
+    surprise = -probability.log()
+    distance = (surprise - (surprise * probability).sum()).abs()
+    order = distance.argsort(stable=True)
+    before = probability[order].cumsum(0) - probability[order]
+    limit = distance[order[int((before < mass).sum()) - 1]]
+    weights[possible[distance > limit]] = 0

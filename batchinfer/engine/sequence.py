@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from batchinfer.engine.block_pool import BlockHash
+    from batchinfer.engine.constraint import TokenConstraint
+    from batchinfer.engine.logit_rules import LogitRules
     from batchinfer.engine.stop import StopChecker
     from batchinfer.sampling_params import SamplingParams
 
@@ -31,6 +33,10 @@ class Sequence:
     root: BlockHash
     stop: StopChecker
     clamped_max_tokens: int | None = None
+    rules: LogitRules | None = None
+    """What the row wants changed in its logits; None for most rows."""
+    constraint: TokenConstraint | None = None
+    """What says, token after token, which may come next; None where all may."""
 
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
@@ -65,6 +71,15 @@ class Sequence:
     def max_kv_tokens(self) -> int:
         """Most tokens whose KV is ever kept: the last sampled token is never computed."""
         return self.num_prompt_tokens + self.max_tokens - 1
+
+    def append(self, token_id: int) -> bool:
+        """Add a generated token; True if the row ends with it (finish reason ``stop``)."""
+        self.token_ids.append(token_id)
+        if self.rules is not None:
+            self.rules.append(token_id)
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+        return self.stop.append(token_id)
 
     @property
     def output_token_ids(self) -> list[int]:

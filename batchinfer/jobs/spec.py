@@ -113,10 +113,19 @@ class JobSpec(BaseModel):
     top_p: float = SamplingParams.model_fields["top_p"].default
     top_k: int = SamplingParams.model_fields["top_k"].default
     min_p: float = SamplingParams.model_fields["min_p"].default
+    typical_p: float = SamplingParams.model_fields["typical_p"].default
+    repetition_penalty: float = SamplingParams.model_fields["repetition_penalty"].default
+    presence_penalty: float = SamplingParams.model_fields["presence_penalty"].default
+    frequency_penalty: float = SamplingParams.model_fields["frequency_penalty"].default
+    logit_bias: dict[int, float] = {}
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
 
     max_model_len: Annotated[int | None, Field(ge=2, le=MAX_TOKENS)] = None
     """Longest prompt plus answer in tokens; None is the model's own limit."""
@@ -141,9 +150,9 @@ class JobSpec(BaseModel):
     def _one_input_may_be_a_string(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", "bad_words", mode="before")
     @classmethod
-    def _one_stop_may_be_a_string(cls, value: object) -> object:
+    def _one_word_may_be_a_string(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
     @field_validator("deadline", mode="before")

@@ -62,7 +62,12 @@ def prompts(loaded):
 
 
 @pytest.fixture(scope="session")
-def truths(model_path, prompts):
+def reference_model(model_path):
+    """transformers' own unpatched model, in float32."""
+    return load_reference(model_path)
+
+
+@pytest.fixture(scope="session")
+def truths(reference_model, prompts):
     """Per prompt what transformers generates, computed once."""
-    model = load_reference(model_path)
-    return [generate_alone(model, prompt, NEW_TOKENS, EOS) for prompt in prompts]
+    return [generate_alone(reference_model, prompt, NEW_TOKENS, EOS) for prompt in prompts]

@@ -140,3 +140,17 @@ def test_a_stop_id_needs_min_tokens_before_it(smol, run):
 def test_nothing_to_stop_at_is_no_stop(smol, run):
     tokens = smol.encode("plain text, no end")
     assert run(tokens) == (None, "plain text, no end")
+
+
+def test_the_stop_string_is_kept_on_request(run, smol):
+    """Cut right after it, also where its last token has more text."""
+    tokens = smol.encode("one two three. four", add_special_tokens=False)
+    assert run(tokens, stop=["e. f"], include_stop_str_in_output=True)[1] == "one two three. f"
+    assert run(tokens, stop=["wo th"], include_stop_str_in_output=True)[1] == "one two th"
+    assert run(tokens, stop=["wo th"])[1] == "one t"
+
+
+def test_the_text_of_a_stop_token_is_kept_on_request(run, smol):
+    tokens = smol.encode("one two three", add_special_tokens=False)
+    assert run(tokens, stop_token_ids=[tokens[1]], include_stop_str_in_output=True) == (2, "one two")
+    assert run(tokens, stop_token_ids=[tokens[1]]) == (2, "one")

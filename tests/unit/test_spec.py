@@ -23,10 +23,13 @@ def spec(**fields):
     stop=st.lists(st.text(min_size=1, max_size=20), max_size=4),
     seed=st.none() | st.integers(0, 2**63 - 1),
     tags=st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3),
+    logit_bias=st.dictionaries(st.integers(0, 10**6), st.floats(-100, 100), max_size=4),
 )
-def test_a_stored_spec_reads_back_equal(max_tokens, temperature, stop, seed, tags):
+def test_a_stored_spec_reads_back_equal(max_tokens, temperature, stop, seed, tags, logit_bias):
     """A resume uses the stored spec, so storing must lose nothing, and the fingerprint must not move."""
-    before = spec(max_tokens=max_tokens, temperature=temperature, stop=tuple(stop), seed=seed, tags=tags)
+    before = spec(
+        max_tokens=max_tokens, temperature=temperature, stop=tuple(stop), seed=seed, tags=tags, logit_bias=logit_bias
+    )
     after = JobSpec.model_validate_json(before.model_dump_json())
     assert after == before
     assert after.fingerprint() == before.fingerprint()
@@ -51,6 +54,9 @@ def test_any_other_field_changes_the_fingerprint():
         ({"budget_usd": "-3"}, "budget_usd"),
         ({"temperatur": 1}, "temperatur"),
         ({"temperature": float("nan")}, "temperature"),
+        ({"logit_bias": {3: 101}}, "logit_bias"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"bad_words": ["x", " "]}, "bad_words must be at most 1024 words, none of them empty"),
     ],
 )
 def test_a_bad_field_is_refused_by_name(fields, names):

@@ -188,6 +188,32 @@ def test_a_struct_column_overrides_single_columns():
     ]
 
 
+def test_penalties_bias_and_words_come_from_columns_and_from_a_struct():
+    bias = pa.map_(pa.int32(), pa.float32())
+    kind = pa.struct([("logit_bias", bias), ("bad_words", pa.list_(pa.string())), ("typical_p", pa.float64())])
+    found = params({
+        "repetition_penalty": [1.5, None],
+        "presence_penalty": pa.array([1, None], pa.int8()),
+        "logit_bias": ['{"5": -1, "7": 2.5}', None],
+        "allowed_token_ids": pa.array([[1, 2], None], pa.list_(pa.int32())),
+        "skip_special_tokens": [False, None],
+        "params": pa.array([None, {"logit_bias": [(3, 1.0)], "bad_words": ["no"], "typical_p": 0.5}], kind),
+    })  # fmt: skip
+    assert found == [
+        SamplingParams(
+            max_tokens=50, temperature=0.5, repetition_penalty=1.5, presence_penalty=1, logit_bias={5: -1, 7: 2.5},
+            allowed_token_ids=(1, 2), skip_special_tokens=False,
+        ),
+        SamplingParams(max_tokens=50, temperature=0.5, logit_bias={3: 1}, bad_words=("no",), typical_p=0.5),
+    ]  # fmt: skip
+
+
+def test_a_bias_that_is_no_table_is_an_error_row():
+    messages = params({"logit_bias": ["nonsense", '{"x": 1}', '{"1": 500}', "[1]"]})
+    assert all(message.startswith("logit_bias") for message in messages)
+    assert "not a JSON object" in messages[0]
+
+
 def test_whole_numbers_in_a_float_column_are_integers_and_others_an_error_row():
     found = params({"max_tokens": [8.0, 8.5, float("nan"), -1.0]})
     assert found[0].max_tokens == 8
