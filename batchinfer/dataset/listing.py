@@ -17,6 +17,9 @@ _MAGIC = re.compile(r"[*?\[]")
 JOB_MARKER = "_job.json"
 """File that marks an output folder of batchinfer; such folders inside an input folder are not read as input."""
 
+INPUT_MISSING = "input_missing"
+"""Code of an input that is not there (yet); other errors say that it cannot be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
@@ -64,12 +67,12 @@ def _add(listing: Listing, uri: str) -> None:
             listing.files.append(FoundFile(location, _format_of_file(location), location.stat()))
             return
         if kind is None:
-            raise InputError(f"input {uri!r} does not exist", param="inputs")
+            raise InputError(f"input {uri!r} does not exist", param="inputs", code=INPUT_MISSING)
         found, others = _walk(location, pattern)
     except OSError as error:
         raise InputError(f"cannot list input {uri!r}: {error}", param="inputs") from None
     if not found:
-        raise InputError(f"input {uri!r} has no .parquet or .jsonl file", param="inputs")
+        raise InputError(f"input {uri!r} has no .parquet or .jsonl file", param="inputs", code=INPUT_MISSING)
     if others:
         listing.warnings.append(f"{others} file(s) of {uri} are neither .parquet nor .jsonl and are not read.")
     if any("=" in part for part in found[0].location.path[len(location.path) :].split("/")[:-1]):

@@ -62,9 +62,8 @@ class Jobs(LedgerBase):
         values["tenant_id"] = tenant
 
         def work(connection: Connection, now: datetime) -> tuple[JobRecord, bool]:
-            created = insert_once(connection, Job, values | {"created_at": now})
+            created = self._add_job(connection, values, now)
             if created:
-                self._tell(connection, job_id, now, "submitted", model=spec.model)
                 job = connection.execute(select(Job).where(Job.id == job_id)).one()
             else:
                 job = _existing(connection, values)
@@ -72,6 +71,14 @@ class Jobs(LedgerBase):
             return job_record(job), job.id == job_id
 
         return self._write(work)
+
+    @classmethod
+    def _add_job(cls, connection: Connection, values: dict[str, Any], now: datetime) -> bool:
+        """Insert a new job and tell its events; False if its id or its key is taken."""
+        created = insert_once(connection, Job, values | {"created_at": now})
+        if created:
+            cls._tell(connection, values["id"], now, "submitted", model=values["model"])
+        return created
 
     def get_job(self, job_id: str, caller: Caller | None = None) -> JobRecord:
         """A job, if the caller may see it; workers ask without one. Raises NotFoundError."""

@@ -80,6 +80,15 @@ def check_output_is_free(output: str) -> None:
     )
 
 
+def check_model_exists(model: str) -> None:
+    """Refuse a model given as a path that is not there. Raises ModelError."""
+    path = Path(model).expanduser()
+    if path.is_absolute() and not path.exists():
+        raise ModelError(
+            f"model {model} does not exist; give a GGUF file, a safetensors folder or a hub id", param="model"
+        )
+
+
 def _absolute(text: str, base: Path | None, param: str) -> str:
     if is_uri(text):
         return text
@@ -102,10 +111,8 @@ def _resolve_model(model: str, base: Path | None, *, must_exist: bool) -> str:
     if not path.is_absolute() and base is not None and (base / path).exists():
         return str(base / path)
     if path.is_absolute():
-        if must_exist and not path.exists():
-            raise ModelError(
-                f"model {model} does not exist; give a GGUF file, a safetensors folder or a hub id", param="model"
-            )
+        if must_exist:
+            check_model_exists(model)
         return str(path)
     if model.startswith((".", "~")) or model.endswith(".gguf") or not _HUB_ID.fullmatch(model):
         where = (

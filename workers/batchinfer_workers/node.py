@@ -20,6 +20,7 @@ from batchinfer.money import DeviceMeter
 from batchinfer_workers.engine_host import EngineHost
 from batchinfer_workers.finalizer import run_finalizing
 from batchinfer_workers.planning import run_planning
+from batchinfer_workers.schedule_clock import ScheduleClock
 from batchinfer_workers.shard_runner import ShardRunner
 from batchinfer_workers.ticker import Ticker
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from batchinfer.jobs.dispatch import Dispatcher
     from batchinfer.jobs.leases import Lease
     from batchinfer.jobs.ledger import Ledger
+    from batchinfer.jobs.schedule_runner import ScheduleRunner
     from batchinfer.settings import Settings
 
 DRAIN_SECONDS = 30.0
@@ -46,6 +48,7 @@ class WorkerNode:
     """One worker: its ledger, its engine, the shards it runs, its ticker.
 
     ``models`` and ``job_id`` limit what it leases (None: anything). ``listen`` is called with each model that has work.
+    ``schedules`` is looked at every ``tick_seconds``, if there is one.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class WorkerNode:
         models: Sequence[str] | None = None,
         job_id: str | None = None,
         listen: Callable[[str], None] = lambda _model: None,
+        schedules: ScheduleRunner | None = None,
     ) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.draining = threading.Event()
@@ -81,12 +85,15 @@ class WorkerNode:
             listen=listen,
             on_tick=self._report,
         )
+        self._clock = None if schedules is None else ScheduleClock(schedules, seconds=settings.tick_seconds)
 
     def start(self) -> None:
         """Register and begin to tick."""
         self._register()
         self._forget_the_dead()
         self.ticker.start()
+        if self._clock is not None:
+            self._clock.start()
 
     @property
     def uncommitted(self) -> tuple[int, int]:
@@ -146,6 +153,8 @@ class WorkerNode:
     def close(self) -> None:
         """Stop for good: wait for running shards, end the engine, say goodbye."""
         self.drain()
+        if self._clock is not None:
+            self._clock.close()
         with self._idle:
             if not self._idle.wait_for(lambda: self._num_busy == 0, timeout=DRAIN_SECONDS):
                 _log.warning("%s shards did not stop in %s seconds; their leases expire", self._num_busy, DRAIN_SECONDS)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from celery import bootsteps
 
 from batchinfer.jobs.dispatch import CeleryDispatcher, shard_queue
+from batchinfer.jobs.schedule_firing import Firing
+from batchinfer.jobs.schedule_runner import ScheduleRunner
 from batchinfer.jobs.service import JobService
 from batchinfer_workers.node import WorkerNode
 
@@ -29,13 +31,17 @@ class NodeStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         settings = options.settings
         # the service checks that the database is there and up to date
         self._service = JobService.connect(settings.sqlalchemy_url, "memory://")
+        dispatcher = CeleryDispatcher(worker.app)
+        firing = Firing(self._service.engine)
         self._node = WorkerNode(
             settings,
             self._service.ledger,
-            CeleryDispatcher(worker.app),
+            dispatcher,
             models=options.models,
             job_id=options.job_id,
             listen=Listener(worker),
+            # a worker that is there for one job lets the schedules be
+            schedules=ScheduleRunner(firing, self._service.ledger, dispatcher) if options.job_id is None else None,
         )
         worker.app.batchinfer_node = self._node
         self._node.start()

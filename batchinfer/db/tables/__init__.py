@@ -20,6 +20,7 @@ from batchinfer.db.tables.jobs import (
     Shard,
     Worker,
 )
+from batchinfer.db.tables.schedules import ScheduleRow, ScheduleRunRow
 from batchinfer.db.tables.tenants import ApiKeyRow, TenantRow
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "Part",
     "PriceRow",
     "RowErrorRow",
+    "ScheduleRow",
+    "ScheduleRunRow",
     "Shard",
     "TenantRow",
     "Worker",

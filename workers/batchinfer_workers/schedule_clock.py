@@ -1,0 +1,42 @@
+"""A thread that looks at the schedules. Not the ticker's: listing an input may take a slow store a while."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batchinfer.jobs.schedule_runner import ScheduleRunner
+
+_log = logging.getLogger(__name__)
+
+
+class ScheduleClock:
+    """Calls the runner's ``tick`` about every ``seconds`` until it is closed."""
+
+    def __init__(self, runner: ScheduleRunner, *, seconds: float) -> None:
+        self._runner = runner
+        self._seconds = seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="schedules", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and wait for a look that is under way."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._runner.tick()
+            except Exception:  # noqa: BLE001 -- a database that is away raises its driver's own errors
+                _log.warning("looking at the schedules failed; trying again", exc_info=True)
+            # jittered, so that the clocks of many workers do not meet
+            self._ended.wait(self._seconds * random.uniform(0.75, 1.25))  # noqa: S311 -- no secret
