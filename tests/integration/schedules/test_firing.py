@@ -19,7 +19,10 @@ def dates(runs):
 
 def test_a_due_moment_becomes_one_job(bench):
     """Nothing before its time; then a job with the rendered paths; nothing more until the next day."""
-    bench.add(tz="Europe/Istanbul", job={"output": str(bench.folder / "out-{{ logical_date }}"), "tags": {"d": "{{ logical_date }}"}})
+    bench.add(
+        tz="Europe/Istanbul",
+        job={"output": str(bench.folder / "out-{{ logical_date }}"), "tags": {"d": "{{ logical_date }}"}},
+    )
     bench.clock.now = utc("2026-01-01T23:29:59")
     bench.tick()
     assert bench.jobs() == []
