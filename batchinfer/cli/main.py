@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "errors": ("results", "Show the error rows of a job by code, with what to do."),
     "cost": ("results", "Show what a job has cost, metered and at list price."),
     "verify": ("results", "Prove that every input row has exactly one outcome."),
+    "schedule": ("schedule", "Run jobs by the clock, each moment exactly once."),
     "price": ("price", "Set and show list prices of models."),
     "keys": ("keys", "Make, list, rotate and revoke API keys."),
     "tenants": ("tenants", "Add, list and change tenants."),

@@ -99,6 +99,14 @@ def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("inputs", nargs=-1, metavar="INPUTS...")(command)
 
 
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same flags without ``INPUTS...`` and the job's name, for commands that have ways of their own for these."""
+    for field, attributes in reversed(_FLAGS.items()):
+        if field != "name":
+            command = _option(field, attributes)(command)
+    return command
+
+
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, and nothing else there.")(

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row, Select
 
+    from batchinfer.jobs.caller import Caller
     from batchinfer.jobs.schedule_records import RunRecord, ScheduleRecord
     from batchinfer.jobs.schedule_spec import ScheduleSpec
 
 
 class ScheduleStore(LedgerBase):
-    """What people do with schedules. ``tenant`` None sees all tenants."""
+    """What people do with schedules; each acts for a caller."""
 
-    def add(self, spec: ScheduleSpec, job: dict[str, Any], *, tenant: str) -> ScheduleRecord:
+    def add(self, spec: ScheduleSpec, job: dict[str, Any], *, caller: Caller) -> ScheduleRecord:
         """Write a new schedule; its first run is the next moment of its cron.
 
         Raises:
@@ -39,7 +40,7 @@ class ScheduleStore(LedgerBase):
             schedule_id = new_id("sch_")
             calendar = Calendar(spec.cron, spec.tz)
             values = {
-                "id": schedule_id, "tenant_id": tenant, "name": spec.name, "cron": spec.cron, "tz": spec.tz, "job": job,
+                "id": schedule_id, "tenant_id": caller.home, "name": spec.name, "cron": spec.cron, "tz": spec.tz, "job": job,
                 "catch_up": spec.catch_up, "overlap": spec.overlap, "max_active": spec.max_active,
                 "jitter_seconds": spec.jitter_seconds, "missing_input": policy, "wait_seconds": wait_seconds,
                 "is_paused": 0, "created_at": now,
@@ -57,38 +58,38 @@ class ScheduleStore(LedgerBase):
                 code="schedule_exists",
             ) from None
 
-    def get(self, name: str, *, tenant: str | None) -> ScheduleRecord:
+    def get(self, name: str, *, caller: Caller) -> ScheduleRecord:
         """One schedule by name or id. Raises NotFoundError."""
-        return self._read(lambda connection, _now: schedule_record(_find(connection, name, tenant)))
+        return self._read(lambda connection, _now: schedule_record(_find(connection, name, caller)))
 
-    def schedules(self, *, tenant: str | None, limit: int = 100, after: str | None = None) -> list[ScheduleRecord]:
+    def schedules(self, *, caller: Caller, limit: int = 100, after: str | None = None) -> list[ScheduleRecord]:
         """Schedules by name; ``after`` is the last id of the page before. Raises NotFoundError."""
 
         def work(connection: Connection, _now: datetime) -> list[ScheduleRecord]:
             table = ScheduleRow
-            query = _of_tenant(select(table), tenant).order_by(table.name, table.id).limit(limit)
+            query = caller.only(select(table), table.tenant_id).order_by(table.name, table.id).limit(limit)
             if after is not None:
-                last = _find(connection, after, tenant)
+                last = _find(connection, after, caller)
                 query = query.where((table.name > last.name) | ((table.name == last.name) & (table.id > last.id)))
             return [schedule_record(row) for row in connection.execute(query)]
 
         return self._read(work)
 
-    def set_paused(self, name: str, *, is_paused: bool, tenant: str | None) -> ScheduleRecord:
+    def set_paused(self, name: str, *, is_paused: bool, caller: Caller) -> ScheduleRecord:
         """Hold a schedule, or let it go on: what passed meanwhile is caught up with as its policy says."""
 
         def work(connection: Connection, _now: datetime) -> ScheduleRecord:
-            row = _find(connection, name, tenant, lock=True)
+            row = _find(connection, name, caller, lock=True)
             connection.execute(update(ScheduleRow).where(ScheduleRow.id == row.id).values(is_paused=int(is_paused)))
-            return schedule_record(_find(connection, row.id, tenant))
+            return schedule_record(_find(connection, row.id, caller))
 
         return self._write(work)
 
-    def remove(self, name: str, *, tenant: str | None) -> ScheduleRecord:
+    def remove(self, name: str, *, caller: Caller) -> ScheduleRecord:
         """Remove a schedule and its runs; jobs stay, and run on. Raises NotFoundError."""
 
         def work(connection: Connection, _now: datetime) -> ScheduleRecord:
-            row = _find(connection, name, tenant, lock=True)
+            row = _find(connection, name, caller, lock=True)
             connection.execute(delete(ScheduleRunRow).where(ScheduleRunRow.schedule_id == row.id))
             connection.execute(delete(ScheduleRow).where(ScheduleRow.id == row.id))
             return schedule_record(row)
@@ -101,7 +102,7 @@ class ScheduleStore(LedgerBase):
         dates: Sequence[datetime],
         *,
         kind: RunKind,
-        tenant: str | None,
+        caller: Caller,
         parallel: int | None = None,
         retry: bool = False,
     ) -> tuple[list[RunRecord], int]:
@@ -112,7 +113,7 @@ class ScheduleStore(LedgerBase):
         """
 
         def work(connection: Connection, now: datetime) -> tuple[list[RunRecord], int]:
-            schedule = _find(connection, name, tenant, lock=True)
+            schedule = _find(connection, name, caller, lock=True)
             backfill_id = new_id("bf_") if kind is RunKind.BACKFILL else None
             made = []
             for date in dates:
@@ -132,7 +133,7 @@ class ScheduleStore(LedgerBase):
         self,
         name: str,
         *,
-        tenant: str | None,
+        caller: Caller,
         state: RunState | None = None,
         limit: int = 20,
         after: str | None = None,
@@ -144,7 +145,7 @@ class ScheduleStore(LedgerBase):
         """
 
         def work(connection: Connection, _now: datetime) -> list[RunRecord]:
-            schedule = _find(connection, name, tenant)
+            schedule = _find(connection, name, caller)
             run = ScheduleRunRow
             query = runs_with_jobs().where(run.schedule_id == schedule.id)
             if state is not None:
@@ -161,12 +162,9 @@ class ScheduleStore(LedgerBase):
         return self._read(work)
 
 
-def _of_tenant(query: Select[Any], tenant: str | None) -> Select[Any]:
-    return query if tenant is None else query.where(ScheduleRow.tenant_id == tenant)
-
-
-def _find(connection: Connection, name: str, tenant: str | None, *, lock: bool = False) -> Row[Any]:
-    query = _of_tenant(select(ScheduleRow).where((ScheduleRow.name == name) | (ScheduleRow.id == name)), tenant)
+def _find(connection: Connection, name: str, caller: Caller, *, lock: bool = False) -> Row[Any]:
+    query = select(ScheduleRow).where((ScheduleRow.name == name) | (ScheduleRow.id == name))
+    query = caller.only(query, ScheduleRow.tenant_id)
     rows = connection.execute(query.with_for_update() if lock else query).all()
     if not rows:
         raise NotFoundError(f"no schedule {name}; `batchinfer schedule ls` lists them", param="schedule")

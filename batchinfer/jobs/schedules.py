@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, time
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from batchinfer.errors import ConflictError, InvalidSpecError
+from batchinfer.jobs.caller import Caller
 from batchinfer.jobs.ids import new_id
 from batchinfer.jobs.paths import check_model_exists, resolve_paths
 from batchinfer.jobs.schedule_records import RunKind, RunState
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from batchinfer.jobs.cron import Calendar
     from batchinfer.jobs.schedule_records import RunRecord, ScheduleRecord
     from batchinfer.jobs.schedule_spec import ScheduleSpec
+    from batchinfer.jobs.service import JobService
 
 MAX_BACKFILL = 1000
 """Most logical dates of one backfill."""
@@ -32,7 +34,7 @@ NEXT_RUNS = 3
 
 
 class ScheduleService:
-    """What people do with schedules. ``tenant`` None sees all tenants, and makes what is ``default``'s.
+    """What people do with schedules. It acts for its ``caller``: other tenants' schedules are not there.
 
     ``shares_disk``: workers see the same local files as this process, so that a missing model is refused at once.
     """
@@ -41,14 +43,19 @@ class ScheduleService:
         self,
         engine: Engine,
         *,
-        tenant: str | None = None,
+        caller: Caller | None = None,
         shares_disk: bool = False,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.store = ScheduleStore(engine)
-        self._tenant = tenant
+        self._caller = caller or Caller.operator()
         self._shares_disk = shares_disk
         self._now = now
+
+    @classmethod
+    def of(cls, service: JobService) -> Self:
+        """The schedules beside a service's jobs, for the same caller."""
+        return cls(service.engine, caller=service.caller, shares_disk=service.shares_disk)
 
     def add(self, spec: ScheduleSpec, *, base: Path | None) -> ScheduleView:
         """Make a schedule. ``base`` is where relative paths start, see :func:`~batchinfer.jobs.paths.resolve_paths`.
@@ -66,15 +73,15 @@ class ScheduleService:
         if self._shares_disk:
             check_model_exists(sample.model)
         clean = spec.model_copy(update={"cron": calendar.cron})
-        return self._view(self.store.add(clean, frozen_job(job, sample), tenant=self._tenant or "default"))
+        return self._view(self.store.add(clean, frozen_job(job, sample), caller=self._caller))
 
     def get(self, name: str) -> ScheduleView:
         """One schedule by name or id. Raises NotFoundError."""
-        return self._view(self.store.get(name, tenant=self._tenant))
+        return self._view(self.store.get(name, caller=self._caller))
 
     def list(self, *, limit: int = 20, after: str | None = None) -> ScheduleList:
         """A page of schedules by name. Raises NotFoundError."""
-        found = self.store.schedules(tenant=self._tenant, limit=limit + 1, after=after)
+        found = self.store.schedules(caller=self._caller, limit=limit + 1, after=after)
         views = [self._view(schedule) for schedule in found[:limit]]
         return ScheduleList(
             data=views,
@@ -85,15 +92,15 @@ class ScheduleService:
 
     def pause(self, name: str) -> ScheduleView:
         """Hold a schedule: nothing is fired, what waits goes on waiting; jobs run on. Raises NotFoundError."""
-        return self._view(self.store.set_paused(name, is_paused=True, tenant=self._tenant))
+        return self._view(self.store.set_paused(name, is_paused=True, caller=self._caller))
 
     def resume(self, name: str) -> ScheduleView:
         """Let a schedule go on; what passed meanwhile is caught up with as its policy says. Raises NotFoundError."""
-        return self._view(self.store.set_paused(name, is_paused=False, tenant=self._tenant))
+        return self._view(self.store.set_paused(name, is_paused=False, caller=self._caller))
 
     def remove(self, name: str) -> ScheduleView:
         """Remove a schedule and its runs; jobs stay. Raises NotFoundError."""
-        return self._view(self.store.remove(name, tenant=self._tenant), has_runs=False)
+        return self._view(self.store.remove(name, caller=self._caller), has_runs=False)
 
     def trigger(self, name: str, *, logical_date: str | None = None) -> RunView:
         """Run now, for this moment or another, paused or not.
@@ -102,9 +109,9 @@ class ScheduleService:
             NotFoundError: no such schedule.
             ConflictError: the logical date has a run.
         """
-        schedule = self.store.get(name, tenant=self._tenant)
+        schedule = self.store.get(name, caller=self._caller)
         date = self._now() if logical_date is None else parse_date(logical_date, schedule.calendar)
-        made, _ = self.store.add_runs(schedule.id, [date], kind=RunKind.MANUAL, tenant=self._tenant)
+        made, _ = self.store.add_runs(schedule.id, [date], kind=RunKind.MANUAL, caller=self._caller)
         if not made:
             raise ConflictError(
                 f"schedule {schedule.name} has a run for {date.isoformat()} already; "
@@ -125,7 +132,7 @@ class ScheduleService:
         """
         if not 1 <= parallel <= MAX_PARALLEL:
             raise InvalidSpecError(f"parallel is 1 to {MAX_PARALLEL}, not {parallel}", param="parallel")
-        schedule = self.store.get(name, tenant=self._tenant)
+        schedule = self.store.get(name, caller=self._caller)
         calendar = schedule.calendar
         first, last = parse_date(start, calendar), parse_date(end, calendar, is_end=True)
         dates = list(islice(calendar.between(first, min(last, self._now())), MAX_BACKFILL + 1))
@@ -138,7 +145,7 @@ class ScheduleService:
                 f"more than {MAX_BACKFILL} runs from {start} to {end}; take a shorter range", param="end"
             )
         made, existing = self.store.add_runs(
-            schedule.id, dates, kind=RunKind.BACKFILL, tenant=self._tenant, parallel=parallel, retry=retry
+            schedule.id, dates, kind=RunKind.BACKFILL, caller=self._caller, parallel=parallel, retry=retry
         )
         return BackfillView(
             id=made[0].backfill_id if made else None,
@@ -149,8 +156,8 @@ class ScheduleService:
 
     def runs(self, name: str, *, state: RunState | None = None, limit: int = 20, after: str | None = None) -> RunList:
         """A page of runs, the latest logical date first. Raises NotFoundError."""
-        schedule = self.store.get(name, tenant=self._tenant)
-        found = self.store.runs(schedule.id, tenant=self._tenant, state=state, limit=limit + 1, after=after)
+        schedule = self.store.get(name, caller=self._caller)
+        found = self.store.runs(schedule.id, caller=self._caller, state=state, limit=limit + 1, after=after)
         views = [run_view(schedule.name, run) for run in found[:limit]]
         return RunList(
             data=views,
@@ -160,7 +167,7 @@ class ScheduleService:
         )
 
     def _view(self, schedule: ScheduleRecord, *, has_runs: bool = True) -> ScheduleView:
-        last = self.store.runs(schedule.id, tenant=self._tenant, limit=1) if has_runs else []
+        last = self.store.runs(schedule.id, caller=self._caller, limit=1) if has_runs else []
         wait = f":{schedule.wait_seconds}s" if schedule.missing_input is MissingInput.WAIT else ""
         return ScheduleView(
             id=schedule.id,

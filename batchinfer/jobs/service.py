@@ -73,7 +73,7 @@ class JobService:
         self.engine = engine
         self.ledger = ledger
         self._dispatcher = dispatcher
-        self._shares_disk = shares_disk
+        self.shares_disk = shares_disk
         self.caller = caller or Caller.operator()
         self._now = now
 
@@ -138,7 +138,7 @@ class JobService:
         job_id = new_job_id()
         stored = stored_key(self.caller.home, idempotency_key)
         is_replay = stored is not None and queries.has_key(self.engine, stored)
-        resolved = resolve_paths(spec, base=base, job_id=job_id, must_exist=self._shares_disk and not is_replay)
+        resolved = resolve_paths(spec, base=base, job_id=job_id, must_exist=self.shares_disk and not is_replay)
         if not is_replay:
             self._check_new(resolved)
         job, is_new = self.ledger.submit(

@@ -40,8 +40,12 @@ class Bench:
         self.engine = create_db_engine(url)
         self.clock = Clock(datetime(2026, 1, 1, 12, 0, tzinfo=UTC))
         self.ledger = Ledger(self.engine, clock=self.clock)
-        self.service = ScheduleService(self.engine, now=self.clock)
-        self.service.store = ScheduleStore(self.engine, clock=self.clock)
+        self.service = self.acting_for(None)
+
+    def acting_for(self, caller):
+        service = ScheduleService(self.engine, caller=caller, now=self.clock)
+        service.store = ScheduleStore(self.engine, clock=self.clock)
+        return service
 
     def runner(self):
         """A ticker of its own, as each worker has one."""

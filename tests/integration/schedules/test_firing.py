@@ -5,7 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from batchinfer.errors import ConflictError, InvalidSpecError, NotFoundError
+from batchinfer.jobs.caller import Caller, Role
 from batchinfer.jobs.schedule_records import RunState
+from batchinfer.jobs.schedule_spec import ScheduleSpec
 from batchinfer.jobs.status import JobState
 
 
@@ -104,7 +106,7 @@ def test_all_missed_minutes_come_in_portions(bench):
     bench.clock.pass_(minutes=250)
     for _ in range(3):
         bench.tick()
-    found = bench.service.store.runs("nightly", tenant=None, limit=1000)
+    found = bench.service.store.runs("nightly", caller=Caller.operator(), limit=1000)
     assert dates(found[::-1]) == [start + timedelta(minutes=minute) for minute in range(1, 251)]
     assert len(bench.jobs()) == 1
     assert bench.runs(state=RunState.RUNNING)[0].logical_date == start + timedelta(minutes=1)
@@ -323,3 +325,22 @@ def test_deadlines_count_from_the_start_of_each_run(bench):
     assert abs(job.deadline_at - datetime.now(UTC) - timedelta(hours=6)) < timedelta(minutes=5)
     with pytest.raises(ValueError, match="duration"):
         bench.add(name="other", job={"deadline": "2030-01-01T00:00Z"})
+
+
+def test_tenants_do_not_see_each_other(bench):
+    """The same name twice; each tenant has its own, its jobs are the tenant's, and the other's is not there."""
+    red, blue = (bench.acting_for(Caller(tenant, Role.SUBMITTER)) for tenant in ("red", "blue"))
+    spec = ScheduleSpec(name="nightly", cron="30 2 * * *", job={"inputs": [bench.always_there()], "model": "org/name"})
+    mine, theirs = red.add(spec, base=None), blue.add(spec, base=None)
+    assert [view.id for view in red.list().data] == [mine.id]
+    for name in (theirs.id, "other"):
+        for call in (red.get, red.pause, red.resume, red.remove, red.trigger, red.runs):
+            with pytest.raises(NotFoundError):
+                call(name)
+    run = red.trigger("nightly")
+    bench.tick()
+    (job,) = bench.jobs()
+    assert red.runs("nightly").data[0].job_id == job.id
+    assert (job.tenant_id, run.schedule) == ("red", "nightly")
+    with pytest.raises(ConflictError, match="several tenants"):
+        bench.service.get("nightly")

@@ -16,12 +16,13 @@ from sqlalchemy import insert
 from sqlalchemy.exc import IntegrityError
 
 from batchinfer.db.tables import ScheduleRunRow
+from batchinfer.jobs.caller import Caller
 from batchinfer.jobs.schedule_firing import Firing
 
 
 def assert_once(bench, num_runs):
     """Each logical date has one run, each run one job, each job one run."""
-    runs = bench.service.store.runs("nightly", tenant=None, limit=1000)
+    runs = bench.service.store.runs("nightly", caller=Caller.operator(), limit=1000)
     assert len(runs) == num_runs
     assert max(Counter(run.logical_date for run in runs).values()) == 1
     jobs = [run.job_id for run in runs]
