@@ -250,7 +250,9 @@ def print_report(report: Report, seconds: float) -> None:
     print(f"  misestimates {report.misestimates:,}")
     for name, goal in report.goals.items():
         sign = ">=" if name == "reuse" else "<="
-        print(f"  {name:<12}{goal['value']:>10.4f}  goal {sign} {goal['goal']:<6}{'' if goal['is_met'] else '  MISSED'}")
+        print(
+            f"  {name:<12}{goal['value']:>10.4f}  goal {sign} {goal['goal']:<6}{'' if goal['is_met'] else '  MISSED'}"
+        )
 
 
 def main() -> int:
