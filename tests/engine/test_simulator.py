@@ -7,8 +7,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from simulate import Device, Limits, simulate  # noqa: E402 -- the folder of benchmarks is no package
-from simulated_workloads import MAKERS  # noqa: E402
+from simulate import Device, Limits, simulate
+from simulated_workloads import MAKERS
 
 BLOCK = 16
 ROOMY = Limits(max_num_seqs=32, max_num_batched_tokens=512, num_blocks=4096)
