@@ -151,11 +151,14 @@ class _Run:
         if not self._is_exhausted and room >= self._limits.max_num_seqs // 8:
             found = list(islice(self._jobs, room))
             self._is_exhausted = len(found) < room
-            for job in found:
-                self._add(job)
+            sequences = [self._sequence(job) for job in found]
+            started = time.process_time()
+            for sequence in sequences:
+                self._scheduler.add(sequence)
+            self.report.scheduler_seconds += time.process_time() - started
         return bool(self._wanted)
 
-    def _add(self, job: Job) -> None:
+    def _sequence(self, job: Job) -> Sequence:
         report, size = self.report, self._limits.block_size
         report.requests += 1
         report.prompt_tokens += len(job.prompt)
@@ -167,9 +170,7 @@ class _Run:
             None,  # type: ignore[arg-type]  # lengths are known, nothing is decoded
         )  # fmt: skip
         self._wanted[sequence] = job.num_output
-        started = time.process_time()
-        self._scheduler.add(sequence)
-        report.scheduler_seconds += time.process_time() - started
+        return sequence
 
     def step(self) -> None:
         """Schedule, model, and let rows end."""
