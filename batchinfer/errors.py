@@ -10,6 +10,7 @@
     │   ├── NotFoundError         no such job, worker or file
     │   ├── UnauthorizedError     no key, or one that is not (any more) good
     │   ├── ForbiddenError        the key is good, but not for this
+    │   ├── TooLargeError         a body, file or line above its limit
     │   └── ModelError            a model that cannot be found, read or run
     ├── FencedError               this attempt lost its lease: stop, write nothing more
     ├── EngineError               the engine failed as a whole
@@ -79,6 +80,12 @@ class ForbiddenError(UserError):
     """Who asks is known, and may not do this."""
 
     code = "forbidden"
+
+
+class TooLargeError(UserError):
+    """A body, file or line above its limit."""
+
+    code = "too_large"
 
 
 class ModelError(UserError):

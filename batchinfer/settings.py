@@ -42,6 +42,14 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port that ``batchinfer serve`` listens on."""
 
+    files_root: str = ""
+    """Folder or URI (``s3://bucket/prefix``) of uploaded files and of results of uploaded inputs, which workers must
+    reach as well; empty is ``files`` in ``home``."""
+    max_file_bytes: Annotated[int, Field(ge=1)] = 5 * 2**30
+    """Largest file that may be uploaded."""
+    models: dict[str, str] = {}
+    """JSON object of model names that OpenAI clients may use, to GGUF files, safetensors folders or hub ids."""
+
     usd_per_hour: Annotated[Decimal, Field(ge=0, le=1_000_000)] = Decimal("0.10")
     """What an hour of this worker's device costs. The default is an assumption: set your own."""
 
@@ -109,6 +117,11 @@ class Settings(BaseSettings):
     def sqlalchemy_url(self) -> str:
         """The database's URL, with the embedded default filled in."""
         return self.database_url or f"sqlite:///{self.home.absolute() / 'batchinfer.db'}"
+
+    @property
+    def files_folder(self) -> str:
+        """Where uploaded files go, with the embedded default filled in."""
+        return self.files_root or str(self.home.absolute() / "files")
 
     @property
     def nanos_per_hour(self) -> int:

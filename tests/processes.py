@@ -24,7 +24,8 @@ class Process:
     def __init__(self, *args: object, **settings: object) -> None:
         environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            # the program of this checkout, whatever is installed
+            "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("", "kernels", "workers")),
             "BATCHINFER_ENGINE_FACTORY": "tests.fakes:create_engine",
             **{f"BATCHINFER_{name}".upper(): str(value) for name, value in settings.items()},
         }

@@ -12,7 +12,8 @@ from batchinfer import __version__
 from batchinfer.api.access import Access, AccessMiddleware, Gate
 from batchinfer.api.errors import install_error_handlers
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
-from batchinfer.api.routes import health, jobs
+from batchinfer.api.routes import batches, files, health, jobs, models
+from batchinfer.jobs.files import FileStore
 from batchinfer.jobs.service import JobService
 
 if TYPE_CHECKING:
@@ -44,16 +45,19 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.service = service or JobService.connect(settings.sqlalchemy_url, settings.broker_url)
+        app.state.files = FileStore(app.state.service.ledger, settings.files_folder, max_bytes=settings.max_file_bytes)
+        app.state.settings = settings
         yield
         if service is None:
             app.state.service.close()
 
     app = FastAPI(title="batchinfer", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
-    app.include_router(jobs.router)
+    for routes in (jobs, files, batches, models):
+        app.include_router(routes.router)
     app.include_router(health.router)
     install_error_handlers(app)
     # the last one added is the outermost
-    app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes, streamed=[files.UPLOAD])
     app.add_middleware(AccessMiddleware, gate=Gate(lambda: app.state.service, access, now))
     app.add_middleware(RequestIdMiddleware)
     return app

@@ -9,7 +9,9 @@ from fastapi import Depends, Header, Path, Query, Request, Security
 from fastapi.security import HTTPBearer
 
 from batchinfer.errors import NotFoundError
+from batchinfer.jobs.batches import BatchService
 from batchinfer.jobs.caller import Caller, Role
+from batchinfer.jobs.files import FileStore
 from batchinfer.jobs.service import MAX_KEY_LENGTH, MAX_PAGE, JobService
 
 _JOB_ID = re.compile(r"[\w-]{1,64}", re.ASCII)
@@ -49,6 +51,17 @@ def get_public_service(request: Request) -> JobService:
     return service
 
 
+def get_files(request: Request) -> FileStore:
+    """The stored files."""
+    files: FileStore = request.app.state.files
+    return files
+
+
+def get_batches(service: Annotated[JobService, Depends(get_service)], request: Request) -> BatchService:
+    """What the OpenAI door does with batches."""
+    return BatchService(service, request.app.state.files, request.app.state.settings.models)
+
+
 def get_job_id(job_id: Annotated[str, Path(description="Id of a job.")]) -> str:
     """The job id of the path. Text that no id can be never reaches the database. Raises NotFoundError."""
     if not _JOB_ID.fullmatch(job_id):
@@ -68,6 +81,9 @@ Service = Annotated[JobService, Depends(get_service)]
 AdminService = Annotated[JobService, Depends(get_admin_service)]
 PlatformService = Annotated[JobService, Depends(get_platform_service)]
 PublicService = Annotated[JobService, Depends(get_public_service)]
+Who = Annotated[Caller, Depends(get_caller)]
+Files = Annotated[FileStore, Depends(get_files)]
+Batches = Annotated[BatchService, Depends(get_batches)]
 RawBody = Annotated[Any, Depends(get_raw_body)]
 JobId = Annotated[str, Depends(get_job_id)]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most items of the page.")]

@@ -19,6 +19,7 @@ from batchinfer.errors import (
     FencedError,
     ForbiddenError,
     NotFoundError,
+    TooLargeError,
     UnauthorizedError,
     UserError,
 )
@@ -38,6 +39,7 @@ _STATUSES: dict[type[BatchInferError], HTTPStatus] = {
     NotFoundError: HTTPStatus.NOT_FOUND,
     ConflictError: HTTPStatus.CONFLICT,
     FencedError: HTTPStatus.CONFLICT,
+    TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
 }
 RETRY_AFTER_SECONDS = 2
 """What a client is told when the database is away: SQLite's writers and a failover are done in about that time."""
@@ -68,6 +70,15 @@ def error_response(
     return JSONResponse(error_body(status, message, param=param, code=code), status_code=status, headers=headers)
 
 
+OPENAI_PATHS = ("/v1/files", "/v1/batches", "/v1/models")
+"""Where a bad request is 400, as OpenAI's clients expect; elsewhere it is 422."""
+
+
+def _invalid_status(request: Request) -> HTTPStatus:
+    is_openai = request.url.path.startswith(OPENAI_PATHS)
+    return HTTPStatus.BAD_REQUEST if is_openai else HTTPStatus.UNPROCESSABLE_ENTITY
+
+
 def status_of(error: BatchInferError) -> HTTPStatus:
     """The HTTP status of a deliberate error."""
     for kind, status in _STATUSES.items():
@@ -81,10 +92,13 @@ def user_error_response(error: UserError, headers: dict[str, str] | None = None)
     return error_response(status_of(error), error.message, param=error.param, code=error.code, headers=headers)
 
 
-async def _on_batchinfer_error(_request: Request, error: Exception) -> JSONResponse:
+async def _on_batchinfer_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, BatchInferError)
     param, code = (error.param, error.code) if isinstance(error, UserError) else (None, None)
-    return error_response(status_of(error), str(error), param=param, code=code)
+    status = status_of(error)
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        status = _invalid_status(request)
+    return error_response(status, str(error), param=param, code=code)
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
@@ -98,7 +112,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     return error_response(error.status_code, message, code=code, headers=dict(error.headers or {}))
 
 
-async def _on_invalid_request(_request: Request, error: Exception) -> JSONResponse:
+async def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     fault = error.errors()[0]
     location = [str(part) for part in fault["loc"]]
@@ -109,7 +123,7 @@ async def _on_invalid_request(_request: Request, error: Exception) -> JSONRespon
     # the location begins with where it was found, such as body or query
     param = ".".join(location[1:]) or None
     message = f"{param or 'body'}: {str(fault['msg']).removeprefix('Value error, ')}{_given(fault)}."
-    return error_response(HTTPStatus.UNPROCESSABLE_ENTITY, message, param=param, code="invalid_spec")
+    return error_response(_invalid_status(request), message, param=param, code="invalid_spec")
 
 
 def _given(fault: dict[str, Any]) -> str:

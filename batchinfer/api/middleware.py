@@ -14,6 +14,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from batchinfer.api.errors import error_response
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 REQUEST_ID_HEADER = "X-Request-ID"
@@ -65,15 +67,19 @@ class RequestIdMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies above ``max_bytes`` before they are parsed, whether or not their length was announced."""
+    """Refuses bodies above ``max_bytes`` before they are parsed, whether or not their length was announced.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    ``streamed`` are (method, path) pairs whose routes read the body as it arrives, with a limit of their own.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, streamed: Collection[tuple[str, str]] = ()) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._streamed = frozenset(streamed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or (scope["method"], scope["path"]) in self._streamed:
             await self._app(scope, receive, send)
             return
         announced = Headers(scope=scope).get("content-length", "0")

@@ -44,11 +44,21 @@ def check_unique(batches: Iterable[tuple[int, pa.RecordBatch]], column: str, num
             partitions.close()
     if pairs:
         first, second = min(pairs, key=lambda pair: pair[1])
-        raise InputError(
-            f"id column {column!r} has the same value in rows {first} and {second} (counted from 0); ids must be unique",
+        raise DuplicateIdError(column, first, second)
+
+
+class DuplicateIdError(InputError):
+    """Two rows (counted from 0) have one id."""
+
+    code = "duplicate_id"
+
+    def __init__(self, column: str, first_row: int, second_row: int) -> None:
+        super().__init__(
+            f"id column {column!r} has the same value in rows {first_row} and {second_row} (counted from 0); "
+            "ids must be unique",
             param="id_column",
-            code="duplicate_id",
         )
+        self.first_row, self.second_row = first_row, second_row
 
 
 def _records(array: pa.Array, column: str, first_row: int) -> npt.NDArray[Any]:

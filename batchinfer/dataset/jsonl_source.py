@@ -57,10 +57,10 @@ def inspect_jsonl(location: Location) -> JsonlSummary:
     offsets: list[int] = []
     problems: list[str] = []
     position = num_rows = 0
-    with _open_lines(location) as lines:
+    with open_lines(location) as lines:
         for number, line in enumerate(lines, start=1):
             digest.update(line)
-            if not _is_blank(line):
+            if not is_blank(line):
                 if num_rows % ROWS_PER_OFFSET == 0:
                     offsets.append(position)
                 num_rows += 1
@@ -74,7 +74,8 @@ def inspect_jsonl(location: Location) -> JsonlSummary:
     return JsonlSummary(num_rows, tuple(offsets), digest.hexdigest())
 
 
-def _open_lines(location: Location) -> io.BufferedReader:
+def open_lines(location: Location) -> io.BufferedReader:
+    """Open a file for reading line by line. Raises InputError."""
     try:
         # A NativeFile has the methods of a raw stream, though not its base class.
         return io.BufferedReader(cast("io.RawIOBase", location.open_input()), _BUFFER_BYTES)
@@ -82,19 +83,20 @@ def _open_lines(location: Location) -> io.BufferedReader:
         raise InputError(f"{location.uri} does not exist") from None
 
 
-def _is_blank(line: bytes) -> bool:
+def is_blank(line: bytes) -> bool:
+    """Whether a line holds nothing but white space (and a byte order mark)."""
     return not line.removeprefix(_BOM).strip()
 
 
-def _parse(line: bytes) -> Any:
-    """Bytes that are not UTF-8 become lone surrogates, so that the row reader sees and reports them."""
+def parse_line(line: bytes) -> Any:
+    """The JSON of a line. Bytes that are not UTF-8 become lone surrogates, so that the row reader sees and reports them."""
     return json.loads(line.removeprefix(_BOM).decode("utf-8", "surrogateescape"))
 
 
 def _problem(line: bytes) -> str | None:
     """What is wrong with a line, if anything."""
     try:
-        record = _parse(line)
+        record = parse_line(line)
     except RecursionError:
         return "is nested too deeply"
     except ValueError as error:
@@ -116,7 +118,7 @@ class JsonlReader:
     def __init__(self, location: Location, offsets: Sequence[int]) -> None:
         self._path = location.uri
         self._offsets = offsets
-        self._lines = _open_lines(location)
+        self._lines = open_lines(location)
 
     def __enter__(self) -> Self:
         return self
@@ -135,7 +137,7 @@ class JsonlReader:
         for line in self._lines:
             if index >= stop:
                 break
-            if _is_blank(line):
+            if is_blank(line):
                 continue
             index += 1
             if index <= start:
@@ -150,7 +152,7 @@ class JsonlReader:
 
     def _row(self, line: bytes, index: int) -> dict[str, str | None]:
         try:
-            record = _parse(line)
+            record = parse_line(line)
             row = {name: record.get(name) for name in (JSONL_ID_COLUMN, "method", "url")}
             row = {name: value if value is None else replace_surrogates(value)[0] for name, value in row.items()}
             return {**row, "body": _dump(record["body"])}

@@ -72,13 +72,23 @@ class StagedFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self.publish()
+        else:
+            self.discard()
+
+    def publish(self) -> None:
+        """Make the file visible, or leave nothing behind."""
         try:
-            if kind is None:
-                self._publish()
+            self._publish()
         finally:
-            self._file.close()
-            if self._destination.is_local:
-                self._staging.unlink(missing_ok=True)
+            self.discard()
+
+    def discard(self) -> None:
+        """Leave nothing behind; nothing to do once it is published."""
+        self._file.close()
+        if self._destination.is_local:
+            self._staging.unlink(missing_ok=True)
 
     def _publish(self) -> None:
         self._file.flush()

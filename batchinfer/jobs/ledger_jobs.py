@@ -23,7 +23,7 @@ from batchinfer.jobs.status import AttemptState, JobState, ShardState
 from batchinfer.money import usd_to_nanos
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import datetime
 
     from sqlalchemy import Connection, Row
@@ -47,12 +47,14 @@ class Jobs(LedgerBase):
         job_id: str | None = None,
         idempotency_key: str | None = None,
         body_hash: str | None = None,
+        attach: Callable[[Connection, str], None] | None = None,
     ) -> tuple[JobRecord, bool]:
         """Write a new job in state ``validating``; True if it was created, False if the key had created it before.
 
         ``body_hash`` is what two submissions under one key must share; by default the spec's fingerprint (pass a hash
         of the raw request where the spec has moments derived from it, such as a deadline of ``6h``). Two tenants may use
         the same key; it then means two jobs.
+        ``attach(connection, job_id)`` writes what belongs to the job into the same transaction, if the job is new.
 
         Raises:
             ConflictError: ``idempotency_conflict``: the key was used with another body; ``job_exists``: the id was.
@@ -64,6 +66,8 @@ class Jobs(LedgerBase):
         def work(connection: Connection, now: datetime) -> tuple[JobRecord, bool]:
             created = self._add_job(connection, values, now)
             if created:
+                if attach is not None:
+                    attach(connection, job_id)
                 job = connection.execute(select(Job).where(Job.id == job_id)).one()
             else:
                 job = _existing(connection, values)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from batchinfer.dataset.prompt import PromptConfig, RowReader
     from batchinfer.dataset.source import InputSource
+    from batchinfer.jobs.ledger_files import BatchTerms
     from batchinfer.jobs.spec import JobSpec
 
 SAMPLE_ROWS = 100
@@ -57,8 +58,10 @@ def prompt_config(spec: JobSpec) -> PromptConfig:
     )
 
 
-def plan_job(spec: JobSpec) -> JobPlan:
+def plan_job(spec: JobSpec, batch: BatchTerms | None = None) -> JobPlan:
     """Read the input's metadata, check columns, ids and a sample of prompts, and cut shards.
+
+    The lines of a ``batch`` are checked one by one before.
 
     Raises:
         InputError: the input cannot be read as asked.
@@ -68,12 +71,14 @@ def plan_job(spec: JobSpec) -> JobPlan:
     from batchinfer.dataset.schema import ResultSchema  # noqa: PLC0415 -- see prompt_config
     from batchinfer.dataset.source import InputSource  # noqa: PLC0415 -- see prompt_config
 
+    if batch is not None:
+        _check_batch(spec, batch)
     source = InputSource.open(spec.inputs, spec.limit)
     ResultSchema(source.schema, spec.column_prefix, spec.result_columns())
     reader = RowReader(prompt_config(spec), source.schema)
     id_column = spec.id_column or source.default_id_column
     if id_column is not None:
-        source.check_ids(id_column)
+        _check_ids(spec, source, id_column, batch)
     return JobPlan(
         num_rows=source.num_rows,
         fingerprint=source.fingerprint(),
@@ -82,6 +87,26 @@ def plan_job(spec: JobSpec) -> JobPlan:
             lambda: source.token_weights(reader.columns), max_tokens=spec.max_tokens, shard_rows=spec.shard_rows
         ),
     )
+
+
+def _check_batch(spec: JobSpec, batch: BatchTerms) -> None:
+    """Check the request lines of a batch. Raises BatchLinesError."""
+    from batchinfer.dataset.batch_lines import check_batch_lines  # noqa: PLC0415 -- see prompt_config
+
+    check_batch_lines(spec.inputs[0], endpoint=batch.endpoint, model=batch.model)
+
+
+def _check_ids(spec: JobSpec, source: InputSource, id_column: str, batch: BatchTerms | None) -> None:
+    """Raises InputError; of a batch, with the numbers of the lines."""
+    from batchinfer.dataset.batch_lines import duplicate_id  # noqa: PLC0415 -- see prompt_config
+    from batchinfer.dataset.ids import DuplicateIdError  # noqa: PLC0415 -- see prompt_config
+
+    try:
+        source.check_ids(id_column)
+    except DuplicateIdError as error:
+        if batch is None:
+            raise
+        raise duplicate_id(spec.inputs[0], error.first_row, error.second_row) from None
 
 
 def cut_shards(

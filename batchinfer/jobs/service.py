@@ -18,6 +18,7 @@ from batchinfer.jobs.ids import new_job_id
 from batchinfer.jobs.keys import Keys
 from batchinfer.jobs.ledger import RETRIED, Ledger
 from batchinfer.jobs.ledger_jobs import stored_key
+from batchinfer.jobs.models import known_models
 from batchinfer.jobs.paths import check_output_is_free, resolve_paths
 from batchinfer.jobs.present import cost_view, error_page, job_view, output_of
 from batchinfer.jobs.result_files import first_rows, results_view
@@ -28,14 +29,15 @@ from batchinfer.jobs.views import JobList
 from batchinfer.money import usd_to_nanos
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from decimal import Decimal
     from pathlib import Path
 
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
 
     from batchinfer.dataset.verify import VerifyReport
     from batchinfer.jobs.dispatch import Dispatcher
+    from batchinfer.jobs.openai_views import ModelList
     from batchinfer.jobs.records import JobRecord
     from batchinfer.jobs.spec import JobSpec
     from batchinfer.jobs.views import CostView, ErrorPage, JobView, PreviewRow, ResultsView
@@ -124,18 +126,21 @@ class JobService:
         base: Path | None,
         idempotency_key: str | None = None,
         body: Any = None,
+        job_id: str | None = None,
+        attach: Callable[[Connection, str], None] | None = None,
     ) -> tuple[JobView, bool]:
         """Write a new job; True if it is new, False if the key had made it before.
 
         ``base`` is where relative paths start, see :func:`~batchinfer.jobs.paths.resolve_paths`. ``body`` is what was
         asked for, JSON-able and before defaults were filled in: what two submissions under one key must share.
+        ``attach(connection, job_id)`` writes into the transaction that makes the job, see :meth:`Ledger.submit`.
 
         Raises:
             UserError: what :func:`resolve_paths` raises; a deadline in the past; an output that is taken.
             ConflictError: the key was used with another body, or the output exists.
         """
         _check_key(idempotency_key)
-        job_id = new_job_id()
+        job_id = job_id or new_job_id()
         stored = stored_key(self.caller.home, idempotency_key)
         is_replay = stored is not None and queries.has_key(self.engine, stored)
         resolved = resolve_paths(spec, base=base, job_id=job_id, must_exist=self.shares_disk and not is_replay)
@@ -147,6 +152,7 @@ class JobService:
             job_id=job_id,
             idempotency_key=idempotency_key,
             body_hash=_body_hash(spec if body is None else body),
+            attach=attach,
         )
         if is_new:
             self._dispatcher.wake_planner(job.id)
@@ -232,6 +238,10 @@ class JobService:
     def num_workers(self) -> int:
         """Workers that gave a sign of life lately."""
         return queries.workers_seen_since(self.engine, self._now() - WORKER_SILENCE)
+
+    def models(self, names: Mapping[str, str]) -> ModelList:
+        """Models that requests may name; ``names`` are the settings' aliases."""
+        return known_models(self.engine, names, caller=self.caller, workers_since=self._now() - WORKER_SILENCE)
 
     # -- steering -----------------------------------------------------------------------------------------------------
     def cancel(self, job_id: str) -> JobView:

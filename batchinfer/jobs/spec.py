@@ -85,7 +85,7 @@ class JobSpec(BaseModel):
     """Where results go."""
     name: Annotated[str | None, Field(max_length=200)] = None
     """A name for people."""
-    tags: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=256)]] = {}
+    tags: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = {}
     """Labels, key to value."""
 
     prompt_column: str | None = None

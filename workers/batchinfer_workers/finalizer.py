@@ -10,6 +10,7 @@ from batchinfer.dataset.finalize import ShardResultFile, finalize_output
 from batchinfer.dataset.schema import ResultSchema
 from batchinfer.dataset.source import InputSource
 from batchinfer.errors import BatchInferError
+from batchinfer.jobs.batch_results import publish_batch_files
 from batchinfer.jobs.status import Action
 from batchinfer.money import nanos_to_usd
 from batchinfer_workers.heartbeat import LeaseKeeper
@@ -39,6 +40,7 @@ def run_finalizing(ledger: Ledger, lease: FinalizeLease, *, lease_seconds: float
         results = _results(ledger, job)
         try:
             manifest_path = _publish(job, results)
+            publish_batch_files(ledger, job)
         except Exception as error:  # noqa: BLE001 -- a full disk or a removed file: `resume` tries again
             keeper.check()
             _log.exception("the results of job %s cannot be published", job.id)

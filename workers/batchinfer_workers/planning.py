@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from batchinfer.dataset.batch_lines import BatchLinesError
 from batchinfer.dataset.layout import OutputLayout
 from batchinfer.errors import UserError
 from batchinfer.jobs.paths import default_output
@@ -34,9 +35,12 @@ def run_planning(ledger: Ledger, lease: PlanLease, *, lease_seconds: float) -> J
 
     with LeaseKeeper(renew, seconds=lease_seconds / 4):
         try:
-            plan = plan_job(job.spec)
+            plan = plan_job(job.spec, ledger.batch_terms(job.id))
             output = job.spec.output or default_output(job.spec.inputs[0], job.id)
             OutputLayout(output, job.id).prepare()
+        except BatchLinesError as error:
+            ledger.set_batch_faults(job.id, [fault.as_dict() for fault in error.faults])
+            return ledger.fail_planning(job.id, lease.token, error.code, error.message)
         except UserError as error:
             return ledger.fail_planning(job.id, lease.token, error.code, error.message)
         except Exception as error:  # noqa: BLE001 -- whatever it is, planning again would meet it again

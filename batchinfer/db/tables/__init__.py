@@ -4,6 +4,7 @@ Every module of tables is imported here, so that ``Base.metadata`` is the whole 
 """
 
 from batchinfer.db.tables.base import Base
+from batchinfer.db.tables.files import HAS_EXPIRY, Batch, FileUse, StoredFile
 from batchinfer.db.tables.jobs import (
     CLAIMABLE,
     HAS_OPEN_DEADLINE,
@@ -25,6 +26,7 @@ from batchinfer.db.tables.tenants import ApiKeyRow, TenantRow
 
 __all__ = [
     "CLAIMABLE",
+    "HAS_EXPIRY",
     "HAS_OPEN_DEADLINE",
     "RUNNING",
     "WAITS_FOR_MANIFEST",
@@ -32,6 +34,8 @@ __all__ = [
     "ApiKeyRow",
     "Attempt",
     "Base",
+    "Batch",
+    "FileUse",
     "Job",
     "JobEventRow",
     "LedgerEntry",
@@ -41,6 +45,7 @@ __all__ = [
     "ScheduleRow",
     "ScheduleRunRow",
     "Shard",
+    "StoredFile",
     "TenantRow",
     "Worker",
 ]
