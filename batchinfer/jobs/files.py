@@ -137,7 +137,8 @@ class Upload:
                 code="file_too_large",
             )
         self._staged.write(data)
-        self._measure_lines(data)
+        for start in range(0, len(data), _CHUNK_BYTES):
+            self._measure_lines(data[start : start + _CHUNK_BYTES])
 
     def _measure_lines(self, data: bytes) -> None:
         first, last = data.find(b"\n"), data.rfind(b"\n")

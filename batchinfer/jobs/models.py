@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import func, select
 
@@ -26,7 +26,7 @@ RECENT_JOBS = 1000
 
 def known_models(engine: Engine, names: Mapping[str, str], *, caller: Caller, workers_since: datetime) -> ModelList:
     """All models by name. ``names`` are the settings' aliases; Jobs are those that the caller sees."""
-    of_all: Select[Any] = select(Job.model, Job.created_at)
+    of_all = cast("Select[Any]", select(Job.model, Job.created_at))
     recent = caller.only(of_all, Job.tenant_id)
     recent_jobs = recent.order_by(Job.id.desc()).limit(RECENT_JOBS).subquery()
     of_jobs = select(recent_jobs.c.model, func.min(recent_jobs.c.created_at)).group_by(recent_jobs.c.model)

@@ -4,8 +4,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Response
 
-from batchinfer.api.deps import IdempotencyKey, JobId, Limit, RawBody, Service
+from batchinfer.api.deps import Files, IdempotencyKey, JobId, Limit, RawBody, Service
 from batchinfer.api.schemas import ErrorBody, ResumeBody, RetryBody, RetryView
+from batchinfer.jobs.ids import new_job_id
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.status import JobState
 from batchinfer.jobs.views import CostView, ErrorPage, JobList, JobView, ResultsView
@@ -21,15 +22,24 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=_ERRORS)
 
 
 @router.post("", status_code=202, responses=_CONFLICT)
-def submit_job(
-    spec: JobSpec, body: RawBody, response: Response, service: Service, idempotency_key: IdempotencyKey = None
+def submit_job(  # noqa: PLR0917 -- FastAPI passes by name
+    spec: JobSpec,
+    body: RawBody,
+    response: Response,
+    service: Service,
+    files: Files,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobView:
-    """Submit a job. Paths are absolute or URIs; `deadline` may be a duration such as `6h`.
+    """Submit a job. Inputs are absolute paths, URIs or ids of uploaded files; `deadline` may be a duration such as `6h`.
 
     With an `Idempotency-Key`, a repeated request returns the job of the first one and the header
     `Idempotent-Replayed: true`.
     """
-    view, is_new = service.submit(spec, base=None, idempotency_key=idempotency_key, body=body)
+    job_id = new_job_id()
+    spec, attach = files.use_inputs(service.caller, spec, job_id)
+    view, is_new = service.submit(
+        spec, base=None, idempotency_key=idempotency_key, body=body, job_id=job_id, attach=attach
+    )
     response.headers["Location"] = f"/v1/jobs/{view.id}"
     if not is_new:
         response.headers["Idempotent-Replayed"] = "true"
