@@ -33,7 +33,15 @@ MODULES = (
     "subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit", "trace", "unittest", "urllib.request",
     "uuid", "warnings", "weakref", "zipfile",
 )  # fmt: skip
-OFFERED = ("float32", "bfloat16", "int8-weight-only", "int8")
+OFFERED: dict[str, dict[str, str]] = {
+    "float32": {"dtype": "float32"},
+    "float32, INT8 KV": {"dtype": "float32", "kv_cache_dtype": "int8"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16, INT8 KV": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "int8-weight-only": {"quantization": "int8-weight-only"},
+    "int8": {"quantization": "int8"},
+    "int8, INT8 KV": {"quantization": "int8", "kv_cache_dtype": "int8"},
+}
 
 
 def texts() -> Iterator[str]:
@@ -104,8 +112,8 @@ def candidates(model: str, tokens: int, recipes: bool) -> Iterator[tuple[str, Ca
         finally:
             quantization.w8a8 = w8a8
 
-    for name in OFFERED:
-        yield name, lambda name=name: make(**({"quantization": name} if "int8" in name else {"dtype": name}))
+    for name, settings in OFFERED.items():
+        yield name, lambda settings=settings: make(**settings)
     for smoothing, rotation in [(None, 0), (0.5, 0), (None, 64), (0.3, 64), (0.7, 64), (0.5, 32)] if recipes else []:
         scheme = Scheme(smoothing, rotation)
         yield scheme.name, lambda scheme=scheme: make_recipe(scheme)

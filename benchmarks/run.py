@@ -1,6 +1,7 @@
 """Measure the engine on W1-W4, and transformers' own batching beside it in the same run.
 
     python benchmarks/run.py --model model.gguf [--workload W3] [--dtype bfloat16] [--quantization int8]
+        [--kv-cache-dtype int8]
         [--scale 0.25] [--peer] [--rounds 2]
 
 Prints output tokens a second, without loading; writes benchmarks/results/<time>.json with hardware and versions.
@@ -50,10 +51,12 @@ class Ours:
 
     name = "batchinfer"
 
-    def __init__(self, model: str, dtype: str, quantization: str) -> None:
+    def __init__(self, model: str, dtype: str, quantization: str, kv_cache_dtype: str) -> None:
         from batchinfer import Engine
 
-        self.engine = Engine(model, dtype=dtype, quantization=quantization, max_model_len=1024)
+        self.engine = Engine(
+            model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype, max_model_len=1024
+        )
 
     def run(self, items: list[Item]) -> int:
         """Run all items; return the number of tokens generated."""
@@ -122,12 +125,15 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", default="none")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--workload", action="append", choices=NAMES)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peer", action="store_true", help="measure transformers too")
     options = parser.parse_args()
-    engines: list[Ours | Transformers] = [Ours(options.model, options.dtype, options.quantization)]
+    engines: list[Ours | Transformers] = [
+        Ours(options.model, options.dtype, options.quantization, options.kv_cache_dtype)
+    ]
     if options.peer:
         engines.append(Transformers(options.model, options.dtype))
     results: list[dict[str, Any]] = []
@@ -145,6 +151,7 @@ def main() -> None:
         "model": Path(options.model).name,
         "dtype": options.dtype,
         "quantization": options.quantization,
+        "kv_cache_dtype": options.kv_cache_dtype,
         "scale": options.scale,
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "results": results,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import time
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,8 @@ from batchinfer.cli.checks import MIN_FREE_BYTES, Check, fail, ok, warn
 from batchinfer.cli.console import count, size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from batchinfer.settings import Settings
 
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
@@ -67,6 +70,26 @@ def check_kernels() -> Check:
     if not works:
         return warn("kernels", detail, "jobs run, slower, on torch alone; install g++ for the C++ kernels")
     return ok("kernels", detail)
+
+
+def build_kernels() -> Iterator[Check]:
+    """Compile every variant of the CPU kernels into the cache, one check each: a machine image may run on another CPU."""
+    try:
+        from batchinfer_kernels.cpu.build import BuildError, build, cache_folder
+        from batchinfer_kernels.cpu.variants import buildable
+    except (ImportError, OSError) as error:
+        yield fail("build", str(error), "reinstall torch: pip install --force-reinstall torch")
+        return
+    for variant in buildable():
+        before = set(cache_folder().glob("*.so"))
+        started = time.monotonic()
+        try:
+            path = build(variant)
+        except BuildError as error:
+            yield fail(f"build {variant.name}", str(error), "install g++ 12 or newer, or set CXX to such a compiler")
+            continue
+        how = "was built before" if path in before else f"built in {time.monotonic() - started:.0f} s"
+        yield ok(f"build {variant.name}", f"{how}: {path}")
 
 
 def check_torch() -> Check:

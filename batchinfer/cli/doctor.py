@@ -16,7 +16,7 @@ from batchinfer.cli.options import json_option
 from batchinfer.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _MARKS = {CheckStatus.OK: "ok  ", CheckStatus.WARNING: "warn", CheckStatus.FAILED: "FAIL"}
 
@@ -25,19 +25,27 @@ _MARKS = {CheckStatus.OK: "ok  ", CheckStatus.WARNING: "warn", CheckStatus.FAILE
 @click.option(
     "--storage", metavar="PATH_OR_URI", help="Also check that results can be written there, such as s3://bucket/x."
 )
+@click.option("--build", is_flag=True, help="First compile the CPU kernels into the cache, for every CPU they know.")
 @json_option
-def doctor_command(storage: str | None, as_json: bool) -> ExitCode:
+def doctor_command(storage: str | None, build: bool, as_json: bool) -> ExitCode:
     """Check this installation and say how to mend what is wrong.
 
     The exit code is 1 if something fails; warnings do not count.
     """
-    checks = run_checks(storage)
+    checks = [*(_built() if build else ()), *run_checks(storage)]
     is_healthy = all(check.status is not CheckStatus.FAILED for check in checks)
     if as_json:
         print_json({"healthy": is_healthy, "checks": [asdict(check) for check in checks]})
     else:
         _print(checks)
     return ExitCode.OK if is_healthy else ExitCode.FAILED
+
+
+def _built() -> Iterator[Check]:
+    """Compiling takes up to a minute: each line shows that it goes on."""
+    for check in checks_machine.build_kernels():
+        click.echo(f"{check.name}: {check.detail}", err=True)
+        yield check
 
 
 def _print(checks: list[Check]) -> None:

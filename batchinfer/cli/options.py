@@ -9,7 +9,7 @@ import click
 from pydantic import ValidationError
 
 from batchinfer.errors import InvalidSpecError
-from batchinfer.jobs.spec import Dtype, JobSpec, OnNull, Quantization
+from batchinfer.jobs.spec import Dtype, JobSpec, KVCacheDtype, OnNull, Quantization
 from batchinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "max_model_len": {"type": int},
     "dtype": {"type": click.Choice([choice.value for choice in Dtype])},
     "quantization": {"type": click.Choice([choice.value for choice in Quantization])},
+    "kv_cache_dtype": {"type": click.Choice([choice.value for choice in KVCacheDtype])},
     "shard_rows": {"type": int},
     "priority": {"type": int},
     "deadline": {"metavar": "TIME"},

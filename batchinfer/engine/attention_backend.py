@@ -11,6 +11,7 @@ from batchinfer.engine.attention import BatchContext
 from batchinfer.engine.attention_groups import group_spans
 from batchinfer.engine.kv_cache import KVCache
 from batchinfer.engine.native_attention import BLOCK_MULTIPLE, DTYPES, NativeAttention, kv_shape
+from batchinfer.errors import ModelError
 from batchinfer_kernels.cpu import get_ops, is_available
 
 if TYPE_CHECKING:
@@ -80,17 +81,39 @@ def choose_attention(
     device: torch.device,
     *,
     needs_compiler: bool = True,
+    kv_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
-    """The fastest attention there is for this device, dtype and block size; the log says which, and why."""
+    """The fastest attention there is for this device, dtype and block size; the log says which, and why.
+
+    Keys and values are kept in ``kv_dtype`` (None: ``dtype``).
+
+    Raises:
+        ModelError: ``kv_dtype`` is given, and only attention that has no other serves here.
+    """
+    needs_compiler = needs_compiler and kv_dtype is None
     if (reason := why_not_native(device, dtype, block_size, needs_compiler=needs_compiler)) is not None:
+        if kv_dtype is not None:
+            raise ModelError(
+                f"kv_cache_dtype int8 needs the CPU kernels, which cannot serve: {reason}; use kv_cache_dtype auto",
+                param="kv_cache_dtype",
+            )
         _log.info("attention runs in torch; the CPU kernels are not used: %s", reason)
         return TorchAttention(layers, num_blocks, block_size, dtype, device)
     _log.info("attention runs in %s", is_available()[1])
-    return NativeAttention(get_ops(), layers, num_blocks, block_size, dtype)
+    return NativeAttention(get_ops(), layers, num_blocks, block_size, dtype, kv_dtype=kv_dtype)
 
 
-def bytes_per_block(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Memory of a block in all layers."""
+def bytes_per_block(
+    layers: Sequence[LayerShape],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    kv_dtype: torch.dtype | None = None,
+) -> int:
+    """Memory of a block in all layers, in ``kv_dtype`` (None: ``dtype``)."""
+    if kv_dtype is not None:
+        return sum(kv_shape(layer).bytes_per_block(block_size, kv_dtype) for layer in layers)
     if why_not_native(device, dtype, block_size) is None:
         return sum(kv_shape(layer).bytes_per_block(block_size, dtype) for layer in layers)
     return block_size * dtype.itemsize * sum(layer.num_elements for layer in layers)

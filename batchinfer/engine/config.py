@@ -10,6 +10,7 @@ from batchinfer.errors import InvalidSpecError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "int8-weight-only")
+KV_CACHE_DTYPES = ("auto", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class EngineConfig:
     """One of :data:`DTYPES`; ``auto`` is the model's own on a GPU and float32 on a CPU (bfloat16 beside INT8)."""
     quantization: str = "none"
     """One of :data:`QUANTIZATIONS`."""
+    kv_cache_dtype: str = "auto"
+    """One of :data:`KV_CACHE_DTYPES`; ``auto`` is the precision of attention, ``int8`` halves that and more."""
     max_model_len: int | None = None
     """Longest prompt plus answer in tokens; None is the model's own limit."""
     max_num_seqs: int = 64
@@ -52,6 +55,7 @@ class EngineConfig:
             raise InvalidSpecError("model is empty; give a GGUF file, a safetensors folder or a hub id", param="model")
         _require_one_of("dtype", self.dtype, DTYPES)
         _require_one_of("quantization", self.quantization, QUANTIZATIONS)
+        _require_one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:

@@ -55,14 +55,21 @@ class ModelRunner:
             dtype,
             loaded.device,
             needs_compiler=config.quantization == "none",
+            kv_dtype=kv_dtype(config),
         )
         self._forward = choose_forward(loaded, layers, self._attention, config.quantization, owns_model=owns_model)
         self._recipe = RECIPES.get(config.quantization, "")
+        self._kv_cache = str(kv_dtype(config) or dtype).removeprefix("torch.")
 
     @property
     def about(self) -> dict[str, str]:
         """Fields of :class:`~batchinfer.engine.stats.EngineStats` that say what runs."""
-        return {"kernels": self._attention.name, "layers": self._forward.name, "recipe": self._recipe}
+        return {
+            "kernels": self._attention.name,
+            "layers": self._forward.name,
+            "recipe": self._recipe,
+            "kv_cache_dtype": self._kv_cache,
+        }
 
     @torch.inference_mode()
     def execute(self, scheduled: Sequence[ScheduledSequence], kept: Sequence[int] = ()) -> HeadOutput:
@@ -108,6 +115,11 @@ def cache_dtype(loaded: LoadedModel, config: EngineConfig) -> torch.dtype:
     return torch.bfloat16 if is_open and loaded.device.type == "cpu" else loaded.dtype
 
 
+def kv_dtype(config: EngineConfig) -> torch.dtype | None:
+    """Precision of keys and values where it is not that of attention."""
+    return torch.int8 if config.kv_cache_dtype == "int8" else None
+
+
 def choose_num_blocks(
     layers: Sequence[LayerShape], loaded: LoadedModel, config: EngineConfig, dtype: torch.dtype
 ) -> int:
@@ -118,7 +130,7 @@ def choose_num_blocks(
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
-    block_bytes = bytes_per_block(layers, config.block_size, dtype, loaded.device)
+    block_bytes = bytes_per_block(layers, config.block_size, dtype, loaded.device, kv_dtype=kv_dtype(config))
     blocks_a_sequence = -(-loaded.max_model_len // config.block_size)
     size = config.kv_cache_bytes
     if size is None:

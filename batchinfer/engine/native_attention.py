@@ -32,15 +32,19 @@ class NativeAttention:
     """Keys and values of all layers in the kernels' layout, and the contexts of steps over them."""
 
     def __init__(
-        self, ops: Ops, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype
+        self,
+        ops: Ops,
+        layers: Sequence[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        *,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """``dtype`` is that of queries, and of keys and values unless ``kv_dtype`` is another."""
         self.ops = ops
-        self.kv_cache = PagedKVCache([kv_shape(layer) for layer in layers], num_blocks, block_size, dtype)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of keys, values and queries."""
-        return self.kv_cache.dtype
+        self.dtype = dtype
+        self.kv_cache = PagedKVCache([kv_shape(layer) for layer in layers], num_blocks, block_size, kv_dtype or dtype)
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from batchinfer.engine.attention_backend import choose_attention
 from batchinfer.engine.attention_groups import Span
 from batchinfer.engine.forward_pass import choose_forward
 from batchinfer.engine.kv_cache import LayerShape
-from batchinfer.engine.model_runner import cache_dtype
+from batchinfer.engine.model_runner import cache_dtype, kv_dtype
 from batchinfer.engine.probe import probe_layers
 from batchinfer.errors import InvalidSpecError
 
@@ -43,6 +43,7 @@ class Scorer:
             cache_dtype(loaded, config),
             loaded.device,
             needs_compiler=config.quantization == "none",
+            kv_dtype=kv_dtype(config),
         )
         self._forward = choose_forward(loaded, layers, self._attention, config.quantization, owns_model=True)
 

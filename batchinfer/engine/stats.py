@@ -23,9 +23,7 @@ class EngineStats:
     failed_steps: int = 0
     """Steps that raised and were rolled back."""
     preemptions: int = 0
-    """Sequences evicted to be recomputed, since the pool was full."""
-    misestimates: int = 0
-    """Answers longer than the estimate with which they were let in. Only many at a time lead to a preemption."""
+    """Sequences evicted to be recomputed: each is a misestimate of the admission rule."""
 
     prompt_tokens: int = 0
     """Prompt tokens of admitted requests, each prompt once."""
@@ -73,6 +71,8 @@ class EngineStats:
     """What the model runs in: ``fused`` layers or ``transformers``."""
     recipe: str = ""
     """How the model is quantised; empty if it is not."""
+    kv_cache_dtype: str = ""
+    """Precision of keys and values in the cache."""
 
     @property
     def mean_batch_size(self) -> float:

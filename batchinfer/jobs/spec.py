@@ -44,6 +44,13 @@ class Quantization(StrEnum):
     INT8_WEIGHT_ONLY = "int8-weight-only"
 
 
+class KVCacheDtype(StrEnum):
+    """Precision of keys and values: that of attention, or INT8 with a scale a token and head."""
+
+    AUTO = "auto"
+    INT8 = "int8"
+
+
 def parse_deadline(value: str, now: datetime) -> datetime:
     """Read ``6h``, ``90m``, ``2d`` (from ``now``) or an ISO 8601 time with zone; return an aware UTC time.
 
@@ -133,6 +140,8 @@ class JobSpec(BaseModel):
     """Precision of weights and activations."""
     quantization: Quantization = Quantization.NONE
     """Weight quantisation."""
+    kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
+    """Precision of the KV cache; ``int8`` needs about half of the memory, on the CPU."""
 
     shard_rows: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
     """Most rows a shard; None cuts shards of about equal estimated tokens."""

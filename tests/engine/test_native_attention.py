@@ -8,6 +8,7 @@ from batchinfer.engine.attention_backend import TorchAttention, bytes_per_block,
 from batchinfer.engine.attention_groups import Span
 from batchinfer.engine.kv_cache import LayerShape
 from batchinfer.engine.native_attention import NativeAttention
+from batchinfer.errors import ModelError
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -86,8 +87,19 @@ def test_where_the_kernels_cannot_serve():
     assert isinstance(choose_attention(SHAPES, 2, 3, torch.float32, CPU), TorchAttention)
 
 
-def test_bytes_per_block_is_what_is_allocated(native_ops):
-    backend = NativeAttention(native_ops, SHAPES, NUM_BLOCKS, BLOCK, torch.bfloat16)
-    layers = backend.kv_cache.layers
-    allocated = sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
-    assert allocated == NUM_BLOCKS * bytes_per_block(SHAPES, BLOCK, torch.bfloat16, CPU)
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+def test_bytes_per_block_is_what_is_allocated(native_ops, kv_dtype):
+    backend = NativeAttention(native_ops, SHAPES, NUM_BLOCKS, BLOCK, torch.bfloat16, kv_dtype=kv_dtype)
+    tensors = [
+        tensor
+        for layer in backend.kv_cache.layers
+        for tensor in (layer.keys, layer.values, layer.key_scales, layer.value_scales)
+        if tensor is not None
+    ]
+    allocated = sum(tensor.nbytes for tensor in tensors)
+    assert allocated == NUM_BLOCKS * bytes_per_block(SHAPES, BLOCK, torch.bfloat16, CPU, kv_dtype=kv_dtype)
+
+
+def test_an_int8_cache_that_cannot_be_is_refused_with_the_way_out():
+    with pytest.raises(ModelError, match="multiple of 16; use kv_cache_dtype auto"):
+        choose_attention(SHAPES, 2, 3, torch.float32, CPU, kv_dtype=torch.int8)

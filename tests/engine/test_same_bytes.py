@@ -45,14 +45,15 @@ class Witness:
         return HeadOutput(head.best, head.best_index, kept, head.logits[kept])
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8", "int8-weight-only"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8", "int8-weight-only", "int8 kv"])
 def model(request, model_path):
     """A runner in each precision, with what an engine needs besides."""
-    quantization = request.param if "int8" in request.param else "none"
+    quantization = request.param.removesuffix(" kv") if "int8" in request.param else "none"
     config = EngineConfig(
         model=str(model_path),
         dtype="auto" if quantization != "none" else request.param,
         quantization=quantization,
+        kv_cache_dtype="int8" if request.param.endswith("kv") else "auto",
         max_model_len=512,
         num_kv_blocks=NUM_BLOCKS,
         block_size=BLOCK,

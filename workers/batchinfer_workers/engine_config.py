@@ -23,6 +23,7 @@ def engine_config(spec: JobSpec, settings: Settings) -> EngineConfig:
         model=spec.model,
         dtype=spec.dtype.value,
         quantization=spec.quantization.value,
+        kv_cache_dtype=spec.kv_cache_dtype.value,
         max_model_len=spec.max_model_len,
         **{name: value for name, value in machine.items() if value is not None},
     )

@@ -1,28 +1,41 @@
 """The paged KV cache in the layout that the CPU kernels read, and how tokens get in and out of it.
 
 A block holds ``block_size`` tokens of one layer, KV head by KV head, as tiles of 16 tokens. With P = 2 for bfloat16 and
-1 for float32:
+INT8 and 1 for float32:
 
 - keys   ``[num_blocks, num_kv_heads, block_size / 16, head_dim / P, 16 tokens, P]``
 - values ``[num_blocks, num_kv_heads, block_size / 16, 16 tokens / P, v_head_dim, P]``
 
 so that a register of 32-bit words meets 16 tokens (keys) or 16 dimensions (values) at once and nothing is ever summed
 across a register. Head dimensions are padded to multiples of 16 with zeros. ``csrc/layout.h`` says the same in C++.
+
+INT8 has a scale for each token's key and value of each KV head, beside the blocks. Heads are rotated by a Hadamard
+matrix before they are rounded (:func:`kv_rotation`), which spreads large channels over their block.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+
+from batchinfer_kernels import reference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TILE = 16
 """Tokens that lie together; a block is a whole number of them."""
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+WIDEST_ROTATION, LEAST_ROTATION = 64, 16
+
+
+def kv_rotation(head_dim: int) -> int:
+    """Block of the rotation of an INT8 head: the largest power of two up to 64 that divides it; 0 (none) below 16."""
+    block = math.gcd(head_dim, WIDEST_ROTATION)
+    return block if block >= LEAST_ROTATION else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +47,10 @@ class KVShape:
     v_head_dim: int
 
     def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
-        """Memory of a block, padding included."""
+        """Memory of a block, padding and scales included."""
         width = _padded(self.head_dim) + _padded(self.v_head_dim)
-        return self.num_kv_heads * width * block_size * dtype.itemsize
+        scales = 2 * torch.float32.itemsize if dtype == torch.int8 else 0
+        return self.num_kv_heads * (width * dtype.itemsize + scales) * block_size
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -49,6 +63,10 @@ class LayerKV:
     """``[num_blocks, num_kv_heads, block_size / 16, 16 / P, v_head_dim, P]``."""
     shape: KVShape
     block_size: int
+    key_scales: torch.Tensor | None = None
+    """Of INT8: float32 ``[num_blocks, num_kv_heads, block_size]``; NaN for a head that held inf or NaN."""
+    value_scales: torch.Tensor | None = None
+    """Likewise."""
 
     @property
     def num_blocks(self) -> int:
@@ -57,7 +75,7 @@ class LayerKV:
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32 or bfloat16."""
+        """float32, bfloat16 or int8."""
         return self.keys.dtype
 
     def write(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -66,21 +84,29 @@ class LayerKV:
         A slot is ``block * block_size + offset``; -1 writes nothing. The ops have a faster way.
         """
         kept = slots >= 0
-        block, tile, token = self._places(slots[kept])
+        slots, key, value = slots[kept], key[kept], value[kept]
+        if self.key_scales is not None and self.value_scales is not None:
+            key = _quantized(key, self.key_scales, slots)
+            value = _quantized(value, self.value_scales, slots)
+        block, tile, token = self._places(slots)
         pair = _pair(self.dtype)
-        padded_key = _pad(key[kept].to(self.dtype), self.keys.shape[3] * pair)
+        padded_key = _pad(key.to(self.dtype), self.keys.shape[3] * pair)
         self.keys[block, :, tile, :, token, :] = padded_key.reshape(*padded_key.shape[:2], self.keys.shape[3], pair)
-        self.values[block, :, tile, token // pair, :, token % pair] = _pad(
-            value[kept].to(self.dtype), self.values.shape[4]
-        )
+        self.values[block, :, tile, token // pair, :, token % pair] = _pad(value.to(self.dtype), self.values.shape[4])
 
     def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]`` at ``slots [T]``."""
+        """Keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]`` at ``slots [T]``.
+
+        INT8 comes as float32, rotated back.
+        """
         block, tile, token = self._places(slots)
         pair = _pair(self.dtype)
         key = self.keys[block, :, tile, :, token, :].flatten(-2)
         value = self.values[block, :, tile, token // pair, :, token % pair]
-        return key[..., : self.shape.head_dim], value[..., : self.shape.v_head_dim]
+        key, value = key[..., : self.shape.head_dim], value[..., : self.shape.v_head_dim]
+        if self.key_scales is not None and self.value_scales is not None:
+            return _restored(key, self.key_scales, slots), _restored(value, self.value_scales, slots)
+        return key, value
 
     def context_slots(self, block_table: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """Slots of a sequence's first tokens, int64 ``[num_tokens]``."""
@@ -96,14 +122,14 @@ class PagedKVCache:
     """The caches of all layers.
 
     Raises:
-        ValueError: a block size that is no multiple of 16, or a dtype other than float32 and bfloat16.
+        ValueError: a block size that is no multiple of 16, or a dtype other than float32, bfloat16 and int8.
     """
 
     def __init__(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         if block_size % TILE or block_size < TILE:
             raise ValueError(f"block_size is {block_size}; the CPU kernels need a multiple of {TILE}")
         if dtype not in DTYPES:
-            raise ValueError(f"KV dtype is {dtype}; the CPU kernels have float32 and bfloat16")
+            raise ValueError(f"KV dtype is {dtype}; the CPU kernels have float32, bfloat16 and int8")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.dtype = dtype
@@ -118,6 +144,9 @@ class PagedKVCache:
         for layer in self.layers:
             layer.keys[list(targets)] = layer.keys[list(sources)]
             layer.values[list(targets)] = layer.values[list(sources)]
+            for scales in (layer.key_scales, layer.value_scales):
+                if scales is not None:
+                    scales[list(targets)] = scales[list(sources)]
 
 
 def _allocate(shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype) -> LayerKV:
@@ -127,11 +156,29 @@ def _allocate(shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dty
     values = torch.zeros(
         num_blocks, shape.num_kv_heads, tiles, TILE // pair, _padded(shape.v_head_dim), pair, dtype=dtype
     )
-    return LayerKV(keys, values, shape, block_size)
+    if dtype != torch.int8:
+        return LayerKV(keys, values, shape, block_size)
+    scales = [torch.zeros(num_blocks, shape.num_kv_heads, block_size) for _ in range(2)]
+    return LayerKV(keys, values, shape, block_size, *scales)
+
+
+def _quantized(heads: torch.Tensor, scales: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """int8 ``[T, num_kv_heads, dim]``; the scales are stored at the slots."""
+    rotated = reference.rotate(heads.float(), kv_rotation(heads.shape[-1]))
+    values, found = reference.quantize_rows(rotated.flatten(0, 1))
+    size = scales.shape[2]
+    scales[slots // size, :, slots % size] = found.view(heads.shape[:2])
+    return values.view(heads.shape)
+
+
+def _restored(heads: torch.Tensor, scales: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    size = scales.shape[2]
+    values = heads.float() * scales[slots // size, :, slots % size].unsqueeze(-1)
+    return reference.rotate(values, kv_rotation(heads.shape[-1]))
 
 
 def _pair(dtype: torch.dtype) -> int:
-    return 4 // dtype.itemsize
+    return 1 if dtype == torch.float32 else 2
 
 
 def _padded(dim: int) -> int:

@@ -52,11 +52,15 @@ class CacheStruct(Structure):
         ("keys", c_void_p),
         ("values", c_void_p),
         ("num_blocks", c_int64),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
         ("kind", c_int32),
         ("block_size", c_int32),
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
         ("v_head_dim", c_int32),
+        ("key_rotation", c_int32),
+        ("value_rotation", c_int32),
     ]
 
 

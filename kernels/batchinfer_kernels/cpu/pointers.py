@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from batchinfer_kernels.cpu.kv_cache import kv_rotation
 from batchinfer_kernels.cpu.library import (
     KINDS,
     BatchStruct,
@@ -114,15 +115,20 @@ def reduction_struct(reduction: LogitsReduction) -> ReductionStruct:
 def cache_struct(layer: LayerKV) -> CacheStruct:
     """The C view of a layer's cache."""
     shape = layer.shape
+    scales = (layer.num_blocks, shape.num_kv_heads, layer.block_size)
     return CacheStruct(
         layer.keys.data_ptr(),
         layer.values.data_ptr(),
         layer.num_blocks,
+        address(layer.key_scales, "key_scales", scales),
+        address(layer.value_scales, "value_scales", scales),
         KINDS[layer.dtype],
         layer.block_size,
         shape.num_kv_heads,
         shape.head_dim,
         shape.v_head_dim,
+        kv_rotation(shape.head_dim),
+        kv_rotation(shape.v_head_dim),
     )
 
 

@@ -48,6 +48,12 @@ def best_variant(features: frozenset[str]) -> Variant:
     return next(variant for variant in VARIANTS if variant.needs <= features)
 
 
+def buildable() -> tuple[Variant, ...]:
+    """Those that a compiler on this machine can make, whether or not this CPU can run them."""
+    is_x86 = platform.machine().lower() in {"x86_64", "amd64"}
+    return tuple(variant for variant in VARIANTS if is_x86 or not variant.flags)
+
+
 def variant_named(name: str) -> Variant:
     """Look up a variant.
 

@@ -31,7 +31,8 @@ class Sequence:
 
 
 def random_sequence(generator, shape, num_heads, num_queries, context, dtype=torch.float32):
-    """Normal numbers, rounded to ``dtype`` so that the reference sees what the cache holds."""
+    """Normal numbers, rounded to ``dtype`` so that the reference sees what the cache holds; not to INT8."""
+    dtype = torch.bfloat16 if dtype == torch.int8 else dtype
     draw = lambda *size: torch.randn(*size, generator=generator).to(dtype)  # noqa: E731 -- three uses, one line
     return Sequence(
         draw(num_queries, num_heads, shape.head_dim),

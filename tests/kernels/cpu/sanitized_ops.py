@@ -23,7 +23,7 @@ def main(variant, folder, flags):
     ops = native_ops(variant_named(variant), folder=Path(folder), extra_flags=tuple(flags))
     for columns in (1, 15, 33, 128):
         rows(ops, columns)
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
         for shape, heads, block_size in ((KVShape(2, 64, 64), 6, 16), (KVShape(1, 13, 80), 20, 48)):
             attention(ops, shape, heads, block_size, dtype)
     print("clean")
@@ -64,7 +64,7 @@ def attention(ops, shape, heads, block_size, dtype):
         ops.rope_and_kv_write(query, key, value, rope, positions=torch.arange(context), slots=slots, layer=layer)
     queries = [n for n, _ in layout]
     batch = AttentionBatch.of(queries, [context for _, context in layout], tables)
-    query = torch.randn(sum(queries), heads, shape.head_dim).to(dtype)
+    query = torch.randn(sum(queries), heads, shape.head_dim).to(torch.bfloat16 if dtype == torch.int8 else dtype)
     plan = ops.plan_attention(batch, layer, heads)
     assert plan.num_partials > 0
     for options in ({}, {"window": 7}, {"softcap": 4.0, "sinks": torch.zeros(heads)}):

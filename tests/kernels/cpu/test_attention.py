@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from batchinfer_kernels import reference
 from batchinfer_kernels.cpu import AttentionBatch, KVShape, PagedKVCache
-from tests.kernels.cpu.batches import PagedBatch, expected, random_sequence, shape_of
+from tests.kernels.cpu.batches import PagedBatch, Sequence, expected, random_sequence, shape_of
 
 HEAD_DIMS = (8, 13, 16, 64, 80, 96, 128, 256)
 RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 13, 49)
@@ -54,6 +54,39 @@ def test_any_batch_against_the_reference(
     batch = PagedBatch(ops, sequences, shape, block_size=block_size, dtype=dtype, seed=seed)
     for sequence, actual in zip(sequences, batch.attend(**options), strict=True):
         assert_close(actual, expected(sequence, **options), sequence, dtype)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    layout=layouts(),
+    dims=st.tuples(st.sampled_from(HEAD_DIMS), st.sampled_from(HEAD_DIMS)),
+    heads=st.tuples(st.integers(1, 3), st.sampled_from(RATIOS)),
+    block_size=st.sampled_from([16, 48, 256]),
+    window=st.one_of(st.none(), st.integers(1, 700)),
+    softcap=st.one_of(st.none(), st.just(5.0)),
+    query_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 1000),
+)
+def test_an_int8_cache_against_the_reference(ops, layout, dims, heads, block_size, window, softcap, query_dtype, seed):
+    """What the cache holds, dequantised and rotated back, is what dense attention reads; a scale a token and head.
+
+    The rounding of keys and values to INT8 is thus not in the tolerance; that of rotated queries to bfloat16, by which
+    AVX-512 BF16 multiplies, is: scores of unit-variance heads move by some 2^-8, and weights by as much of themselves.
+    """
+    g = torch.Generator().manual_seed(seed)
+    shape, num_heads = KVShape(heads[0], *dims), heads[0] * heads[1]
+    sequences = [random_sequence(g, shape, num_heads, n, context, query_dtype) for n, context in layout]
+    for s in sequences:  # channels and tokens of very different sizes
+        s.key[..., 0] *= 6
+        s.value *= torch.logspace(-2, 1, s.context).view(-1, 1, 1)
+    options = {"scale": dims[0] ** -0.5, "window": window, "softcap": softcap}
+    batch = PagedBatch(ops, sequences, shape, block_size=block_size, dtype=torch.int8, seed=seed)
+    for sequence, table, actual in zip(sequences, batch.tables, batch.attend(**options), strict=True):
+        slots = batch.layer.context_slots(torch.tensor(table), sequence.context)
+        stored = Sequence(sequence.query, *batch.layer.gather(slots))
+        most = stored.value.abs().max().item()
+        tolerance = 3e-2 if ops.name == "avx512_bf16" else 1e-5
+        assert (actual - expected(stored, **options)).abs().max().item() <= most * tolerance
 
 
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 40, 255, 256, 257, 299, 300, 301, 5000])

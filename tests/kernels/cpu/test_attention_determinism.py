@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.cpu.batches import PagedBatch, Sequence, random_sequence, shape_of
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 OPTIONS = [{}, {"window": 100}, {"softcap": 8.0, "sinks": True}]
 
 

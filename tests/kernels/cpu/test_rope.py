@@ -5,7 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchinfer_kernels.cpu import KVShape, PagedKVCache, RotaryEmbedding
+from batchinfer_kernels.cpu import AttentionBatch, KVShape, PagedKVCache, RotaryEmbedding
+from batchinfer_kernels.cpu.kv_cache import kv_rotation
+from batchinfer_kernels.reference import hadamard
 
 
 def angles(num_positions, half, seed):
@@ -87,6 +89,61 @@ def test_only_the_given_slots_change(ops, dtype):
     assert layer.values[:, :, :, :, 40:].count_nonzero() == 0
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    tokens=st.integers(0, 30),
+    num_kv=st.integers(1, 3),
+    dims=st.sampled_from([(8, 8), (16, 40), (64, 64), (80, 96), (128, 256), (13, 24)]),
+    seed=st.integers(0, 999),
+)
+def test_int8_keys_and_values_are_within_half_a_step_of_their_scale(ops, tokens, num_kv, dims, seed):
+    """Each head of each token by itself, as rotated; zeros stay zeros, and the scale is the largest by 127."""
+    g = torch.Generator().manual_seed(seed)
+    layer = PagedKVCache([KVShape(num_kv, *dims)], 2, 32, torch.int8).layer(0)
+    key, value = (
+        torch.randn(tokens, num_kv, dim, generator=g) * torch.logspace(-3, 3, num_kv)[:, None] for dim in dims
+    )
+    if tokens:
+        key[0], value[-1, 0] = 0.0, 0.0
+    slots = torch.randperm(64, generator=g)[:tokens]
+    ops.kv_write(key.flatten(1), value.flatten(1), slots, layer)
+    scales = [x[slots // 32, :, slots % 32] for x in (layer.key_scales, layer.value_scales)]
+    for stored, given_, scale, dim in zip(layer.gather(slots), (key, value), scales, dims, strict=True):
+        block = kv_rotation(dim)
+        assert block in (0, 16, 32, 64)
+        rotated = given_.double()
+        if block:
+            rotated = (rotated.reshape(-1, block) @ hadamard(block).double()).view_as(rotated)
+        torch.testing.assert_close(scale.double(), rotated.abs().amax(-1) / 127, atol=0, rtol=1e-5)
+        # a rotation back spreads half a step over its block: at most half a step times the root of the block
+        most = scale[..., None] * (0.5 + 1e-3) * max(1, block) ** 0.5
+        assert ((stored - given_).abs() <= most).all()
+        assert not stored[given_.abs().amax(-1) == 0].any()
+    untouched = torch.ones(64, dtype=torch.bool)
+    untouched[slots] = False
+    assert not any(x[untouched].any() for x in layer.gather(torch.arange(64)))
+
+
+def test_an_int8_head_with_inf_or_nan_is_nan_and_its_neighbours_are_not(native):
+    """In the cache and in what attends to it; a slot that is written again is clean again."""
+    layer = PagedKVCache([KVShape(2, 32, 32)], 2, 16, torch.int8).layer(0)
+    key, value = torch.randn(20, 2, 32), torch.randn(20, 2, 32)
+    key[3, 0, 5], value[4, 1, 0] = float("inf"), float("nan")
+    slots = torch.arange(20)
+    native.kv_write(key.flatten(1), value.flatten(1), slots, layer)
+    stored = layer.gather(slots)
+    assert stored[0].isnan().all(-1).nonzero().tolist() == [[3, 0]]
+    assert stored[1].isnan().all(-1).nonzero().tolist() == [[4, 1]]
+    query = torch.randn(20, 2, 32)
+    plan = native.plan_attention(AttentionBatch.of([20], [20], [[0, 1]]), layer, 2)
+    out = native.paged_attention(query, layer, plan, scale=0.2)
+    assert out.isnan().all(-1).nonzero().tolist() == sorted(
+        [[t, 0] for t in range(3, 20)] + [[t, 1] for t in range(4, 20)]
+    )
+    native.kv_write(query.flatten(1), query.flatten(1), slots, layer)
+    assert native.paged_attention(query, layer, plan, scale=0.2).isfinite().all()
+
+
 def test_what_lies_outside_is_refused(native):
     layer = PagedKVCache([KVShape(1, 16, 16)], 2, 16, torch.float32).layer(0)
     x, one = torch.zeros(1, 16), torch.zeros(1, dtype=torch.int64)
@@ -129,8 +186,9 @@ def test_a_token_alone_or_in_a_batch_on_any_number_of_threads(native):
     assert torch.equal(alone, results[0][one])
 
 
-def test_blocks_are_copied_whole_and_odd_caches_refused():
-    cache = PagedKVCache([KVShape(2, 8, 8), KVShape(1, 16, 4)], 4, 16, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_blocks_are_copied_whole_and_odd_caches_refused(dtype):
+    cache = PagedKVCache([KVShape(2, 8, 8), KVShape(1, 16, 4)], 4, 16, dtype)
     slots = torch.arange(64)
     for layer in cache.layers:
         shape = layer.shape
@@ -145,6 +203,7 @@ def test_blocks_are_copied_whole_and_odd_caches_refused():
         assert torch.equal(key[:32], key[32:])
         assert torch.equal(value[:32], value[32:])
     assert KVShape(2, 8, 20).bytes_per_block(32, torch.bfloat16) == 2 * (16 + 32) * 32 * 2
+    assert KVShape(2, 8, 20).bytes_per_block(32, torch.int8) == 2 * (16 + 32 + 8) * 32
     for block_size in (0, 8, 24):
         with pytest.raises(ValueError, match="block_size"):
             PagedKVCache([KVShape(1, 8, 8)], 1, block_size, torch.float32)

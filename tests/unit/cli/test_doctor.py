@@ -28,6 +28,28 @@ def test_a_healthy_machine(monkeypatch):
     assert "BATCHINFER_USD_PER_HOUR" in checks["settings"]["detail"]
 
 
+def test_build_compiles_every_variant_once(monkeypatch, tmp_path):
+    """Into the cache folder; a second time nothing is left to do. Without a compiler it says which way out there is."""
+    from batchinfer_kernels.cpu.build import COMPILER_VARIABLE
+    from batchinfer_kernels.cpu.variants import Variant, buildable
+
+    assert {"portable"} <= {variant.name for variant in buildable()}
+    quick = (Variant("portable", frozenset(), ("-O0",)), Variant("avx2", frozenset(), ("-O0", "-mno-such-thing")))
+    monkeypatch.setattr("batchinfer_kernels.cpu.variants.buildable", lambda: quick)
+    monkeypatch.setattr("batchinfer.cli.doctor.run_checks", lambda _storage: [checks_machine.check_python()])
+    monkeypatch.setenv("BATCHINFER_KERNEL_CACHE", str(tmp_path))
+    first = by_name(batchinfer("doctor", "--build", "--json", exit_code=1))
+    (library,) = tmp_path.glob("*.so")
+    assert first["build portable"]["detail"].startswith("built in")
+    assert str(library) in first["build portable"]["detail"]
+    assert first["build avx2"]["status"] == "failed"
+    assert "no-such-thing" in first["build avx2"]["detail"]
+    again = by_name(batchinfer("doctor", "--build", "--json", exit_code=1))
+    assert again["build portable"]["detail"] == f"was built before: {library}"
+    monkeypatch.setenv(COMPILER_VARIABLE, "no-such-compiler")
+    assert "g++" in by_name(batchinfer("doctor", "--build", "--json", exit_code=1))["build portable"]["mend"]
+
+
 def test_for_people_it_is_a_line_a_check(monkeypatch):
     monkeypatch.setattr("batchinfer.cli.doctor.run_checks", lambda _storage: [checks_machine.check_python()])
     assert batchinfer("doctor").stdout.startswith("ok    python  3.")

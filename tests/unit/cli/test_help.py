@@ -19,7 +19,7 @@ HEAVY = ("torch", "transformers", "pyarrow", "sqlalchemy", "celery", "fastapi", 
 FLAGS_OF_RUN_AND_SUBMIT = [
     "--model", "--output", "--prompt-column", "--messages-column", "--template", "--system", "--id-column",
     "--max-tokens", "--temperature", "--top-p", "--top-k", "--seed", "--stop", "--ignore-eos", "--max-model-len",
-    "--dtype", "--quantization", "--shard-rows", "--priority", "--deadline", "--budget", "--on-null", "--name", "--tag",
+    "--dtype", "--quantization", "--kv-cache-dtype", "--shard-rows", "--priority", "--deadline", "--budget", "--on-null", "--name", "--tag",
     "--json",
 ]  # fmt: skip
 ALL = list(walk_commands(cli, "batchinfer"))

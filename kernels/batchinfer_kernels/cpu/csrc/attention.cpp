@@ -23,6 +23,8 @@ static void attend(const Plan& plan, const Cache& cache, const Attention& call, 
 BI_EXPORT void bi_attention(const bi::Plan* plan, const bi::Cache* cache, const bi::Attention* call, int threads) {
   if (cache->kind == bi::F32)
     bi::attend<bi::F32Cache>(*plan, *cache, *call, threads);
+  else if (cache->kind == bi::I8)
+    bi::attend<bi::I8Cache>(*plan, *cache, *call, threads);
   else
     bi::attend<bi::BF16Cache>(*plan, *cache, *call, threads);
 }

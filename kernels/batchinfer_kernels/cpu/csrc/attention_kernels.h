@@ -113,6 +113,33 @@ struct BF16Cache {
 #endif
 };
 
+// INT8 is multiplied as bf16, in which it is exact; scales go to the scores and to the weights.
+struct I8Cache : BF16Cache {
+  static constexpr Kind KIND = I8;
+
+  // n numbers (a multiple of 32) in the order in which they lie.
+  static void expand(const int8_t* from, uint16_t* to, int64_t n) {
+#if defined(__AVX512F__)
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,  //
+                                         31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    for (int64_t i = 0; i < n; i += 32) {
+      const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i)));
+      const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i + 16)));
+      _mm512_storeu_si512(to + i, _mm512_permutex2var_epi16(_mm512_castps_si512(_mm512_cvtepi32_ps(low)), odd,
+                                                            _mm512_castps_si512(_mm512_cvtepi32_ps(high))));
+    }
+#else
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+      const float x = (float)from[i];
+      uint32_t bits;
+      memcpy(&bits, &x, 4);
+      to[i] = (uint16_t)(bits >> 16);
+    }
+#endif
+  }
+};
+
 // columns[n]: the first word of W tokens' keys; `steps` words of 16 tokens follow each other.
 template <class C, int R, int N>
 static void score_block(const typename C::Left* q, ptrdiff_t q_stride, const typename C::Word* const* columns,

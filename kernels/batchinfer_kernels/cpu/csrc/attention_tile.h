@@ -46,6 +46,7 @@ class Tile {
   typedef typename C::Word Word;
   typedef typename C::Left Left;
   static constexpr int STEPS = SPLIT / C::PAIR;
+  static constexpr bool IS_I8 = C::KIND == I8;
   struct Row {
     int64_t token;
     int32_t head, low, high;  // sees positions low .. high
@@ -63,10 +64,13 @@ class Tile {
   Left *q, *p;
   float *scores, *split_out, *out;
   Word* masked;
+  Word* wide;  // of INT8: a split's keys, then its values, as bf16
+  float key_scales[IS_I8 ? SPLIT : 1], value_scales[IS_I8 ? SPLIT : 1];
 
  public:
   static size_t floats(const Cache& c) {
-    return MAX_ROWS * (padded(c.head_dim) + 2 * STRIDE + 2 * padded(c.v_head_dim)) + 2 * padded(c.v_head_dim);
+    const size_t dim = padded(c.head_dim), v_dim = padded(c.v_head_dim);
+    return MAX_ROWS * (dim + 2 * STRIDE + 2 * v_dim) + 2 * v_dim + (IS_I8 ? SPLIT / 2 * std::max(dim, v_dim) : 0);
   }
 
   Tile(const Attention& call, const Cache& cache, int kv_head, float* buffer)
@@ -78,6 +82,7 @@ class Tile {
     split_out = (float*)q + MAX_ROWS * dim;
     out = split_out + MAX_ROWS * v_dim;
     masked = (Word*)(out + MAX_ROWS * v_dim);
+    wide = masked + 2 * v_dim;
   }
 
   void run(const Plan& plan, const Item& item, bool is_final) {
@@ -102,11 +107,24 @@ class Tile {
     high = count ? std::max(high, position + 1) : position + 1;
     Left* to = q + count++ * dim;
     const int64_t at = token * call.query_stride + (int64_t)head * n;
-    if (call.query_kind == F32)
+    if (IS_I8 && cache.key_rotation)
+      load_rotated(to, at, n);
+    else if (call.query_kind == F32)
       C::load_left(to, (const float*)call.query + at, n);
     else
       C::load_left(to, (const uint16_t*)call.query + at, n);
     for (int d = n; d < dim; d++) to[d] = 0;
+  }
+
+  // The row of scores is free until the query has been read.
+  void load_rotated(Left* to, int64_t at, int n) {
+    if (call.query_kind == F32)
+      memcpy(scores, (const float*)call.query + at, n * sizeof(float));
+    else
+#pragma omp simd
+      for (int d = 0; d < n; d++) scores[d] = from_bf16(((const uint16_t*)call.query)[at + d]);
+    rotate(scores, n, cache.key_rotation);
+    C::load_left(to, scores, n);
   }
 
   void run_rows(const Plan& plan, const Item& item, bool is_final) {
@@ -158,6 +176,7 @@ class Tile {
   }
 
   void finish(int r) {
+    if (IS_I8 && cache.value_rotation) rotate(out + r * v_dim, cache.v_head_dim, cache.value_rotation);
     float scale = 1.0f, total = state[r].total;
     if (call.sinks) {  // a sink takes its share of the softmax and gives nothing
       const float sink = call.sinks[rows[r].head], peak = sink > state[r].peak ? sink : state[r].peak;
@@ -178,10 +197,12 @@ class Tile {
   // The tile's rows over positions base .. base + SPLIT: split_state and split_out.
   void compute(int base, const int32_t* table) {
     const int begin = std::max(low - base, 0), end = std::min(high - base, SPLIT);
-    find_tokens(base, begin / TILE, (end + TILE - 1) / TILE, table);
+    const int first_tile = begin / TILE, last_tile = (end + TILE - 1) / TILE;
+    find_tokens(base, first_tile, last_tile, table);
     score(base, begin / W, (end + W - 1) / W);
     memset(split_out, 0, count * v_dim * sizeof(float));
     for (int r = 0; r < count; r++) softmax(r, std::max(rows[r].low - base, 0), std::min(rows[r].high - base, SPLIT));
+    if constexpr (IS_I8) widen_values(base, first_tile, last_tile, table);
     const int groups = (count + MAX_R - 1) / MAX_R;
     for (int g = 0; g < groups; g++) weigh_group(g * count / groups, (g + 1) * count / groups, base);
   }
@@ -193,11 +214,37 @@ class Tile {
   void find_tokens(int base, int first_tile, int last_tile, const int32_t* table) {
     for (int t = first_tile; t < last_tile; t++) {
       const int position = base + t * TILE, block = position / cache.block_size, offset = position % cache.block_size;
+      if constexpr (IS_I8) {
+        widen_keys(t, table[block], offset);
+        continue;
+      }
       const Word* key = (const Word*)cache.keys + tile_at(cache, dim, table[block], kv_head, offset) / C::PAIR;
       const Word* value = (const Word*)cache.values + tile_at(cache, v_dim, table[block], kv_head, offset) / C::PAIR;
       for (int i = 0; i < TILE / W; i++) columns[t * (TILE / W) + i] = key + i * W;
       for (int i = 0; i < TILE / C::PAIR; i++) values[t * (TILE / C::PAIR) + i] = value + i * v_dim;
       if (count <= FEW_ROWS) prefetch(value, TILE / C::PAIR * v_dim * sizeof(Word));
+    }
+  }
+
+  void widen_keys(int t, int block, int offset) {
+    Word* to = wide + t * TILE / 2 * dim;
+    C::expand((const int8_t*)cache.keys + tile_at(cache, dim, block, kv_head, offset), (uint16_t*)to, TILE * dim);
+    for (int i = 0; i < TILE / W; i++) columns[t * (TILE / W) + i] = to + i * W;
+    const int64_t scales = scale_at(cache, block, kv_head, offset);
+    memcpy(key_scales + t * TILE, cache.key_scales + scales, TILE * sizeof(float));
+    memcpy(value_scales + t * TILE, cache.value_scales + scales, TILE * sizeof(float));
+    if (count <= FEW_ROWS)
+      prefetch((const int8_t*)cache.values + tile_at(cache, v_dim, block, kv_head, offset), TILE * v_dim);
+  }
+
+  // Into the place of the keys, which are done with.
+  void widen_values(int base, int first_tile, int last_tile, const int32_t* table) {
+    for (int t = first_tile; t < last_tile; t++) {
+      const int position = base + t * TILE, block = position / cache.block_size, offset = position % cache.block_size;
+      Word* to = wide + t * TILE / 2 * v_dim;
+      const int64_t at = tile_at(cache, v_dim, table[block], kv_head, offset);
+      C::expand((const int8_t*)cache.values + at, (uint16_t*)to, TILE * v_dim);
+      for (int i = 0; i < TILE / 2; i++) values[t * (TILE / 2) + i] = to + i * v_dim;
     }
   }
 
@@ -240,6 +287,8 @@ class Tile {
       return (lane + c * W >= begin) & (lane + c * W < end) ? x : splat(otherwise);
     };
     float scale = call.scale;
+    if (IS_I8)
+      for (int c = first; c <= last; c++) store(s + c * W, load(s + c * W) * load(key_scales + c * W));
     if (call.softcap > 0.0f) {
       for (int c = first; c <= last; c++) store(s + c * W, capped(load(s + c * W) * scale));
       scale = 1.0f;
@@ -254,10 +303,14 @@ class Tile {
       vf x = exp(fma(load(s + c * W), splat(scale), splat(-peak)));
       if (c == first || c == last) x = seen(c, x, 0.0f);
       total += x;
+      if (IS_I8) x = weighed(c, x);
       C::store_left(weights + c * W, x);
     }
     split_state[r] = {peak, sum_lanes(total)};
   }
+
+  // Weights times the values' scales; a token of weight zero counts for nothing, whatever its scale.
+  vf weighed(int c, vf x) const { return x != splat(0.0f) ? x * load(value_scales + (IS_I8 ? c * W : 0)) : splat(0.0f); }
 
   vf capped(vf x) const {  // softcap * tanh(x / softcap)
     const vf u = x / call.softcap, e = exp(as_float((vu)u | 0x80000000u) * 2.0f);

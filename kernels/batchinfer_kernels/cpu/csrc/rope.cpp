@@ -1,4 +1,5 @@
 // Rotary embedding of queries and keys, optional per-head RMS norm, and the write of keys and values into the cache.
+#include <algorithm>
 #include <atomic>
 
 #include "layout.h"
@@ -41,6 +42,23 @@ static void rotate_head(float* x, const Rope& rope, const float* cos, const floa
   }
 }
 
+// A head as INT8 in q (n numbers); the scale goes to `scale`. x is changed.
+static void quantize_head(float* x, int n, int rotation, int8_t* q, float* scale) {
+  if (rotation) rotate(x, n, rotation);
+  *scale = quantize(x, n, q);
+}
+
+// `q` has room for a head.
+static void write_int8(const Cache& c, float* key, float* value, int8_t* q, int64_t block, int head, int64_t offset) {
+  const int64_t scale = scale_at(c, block, head, offset), dim = padded(c.v_head_dim), token = offset % TILE;
+  quantize_head(key, c.head_dim, c.key_rotation, q, c.key_scales + scale);
+  int8_t* page = (int8_t*)c.keys + tile_at(c, padded(c.head_dim), block, head, offset);
+  for (int d = 0; d < c.head_dim; d++) page[(d / 2) * 2 * TILE + token * 2 + d % 2] = q[d];
+  quantize_head(value, c.v_head_dim, c.value_rotation, q, c.value_scales + scale);
+  page = (int8_t*)c.values + tile_at(c, dim, block, head, offset) + token / 2 * 2 * dim + token % 2;
+  for (int d = 0; d < c.v_head_dim; d++) page[2 * d] = q[d];
+}
+
 static void write_key(const Cache& c, const float* x, int64_t at, int token) {
   if (c.kind == F32) {
     float* page = (float*)c.keys + at;
@@ -74,7 +92,7 @@ BI_EXPORT int64_t bi_rope_and_kv_write(const Source* query, const Source* key, c
   const Cache& c = *cache;
   const int dim = c.head_dim, half = rope->rotary_dim / 2, kv_heads = c.num_kv_heads;
   const int64_t q_width = (int64_t)num_q_heads * dim, k_width = (int64_t)kv_heads * dim;
-  const int64_t v_width = (int64_t)kv_heads * c.v_head_dim;
+  const int64_t v_width = (int64_t)kv_heads * c.v_head_dim, kv_width = k_width + v_width;
   std::atomic<int64_t> outside{0};
 #pragma omp parallel for schedule(static) num_threads(threads) if (tokens * (q_width + k_width) >= 8192)
   for (int64_t t = 0; t < tokens; t++) {
@@ -84,7 +102,7 @@ BI_EXPORT int64_t bi_rope_and_kv_write(const Source* query, const Source* key, c
       continue;
     }
     const float *cos = half ? rope->cos + position * half : nullptr, *sin = half ? rope->sin + position * half : nullptr;
-    float* x = scratch(q_width + k_width + v_width);
+    float* x = scratch(q_width + kv_width + std::max(dim, c.v_head_dim));
     if (num_q_heads) {
       load_row(*query, t, 0, q_width, x);
       for (int h = 0; h < num_q_heads; h++) {
@@ -100,6 +118,10 @@ BI_EXPORT int64_t bi_rope_and_kv_write(const Source* query, const Source* key, c
     for (int h = 0; h < kv_heads; h++) {
       if (rope->k_norm) norm_head(x + h * dim, dim, rope->k_norm, rope->norm_offset, rope->norm_eps);
       rotate_head(x + h * dim, *rope, cos, sin);
+      if (c.kind == I8) {
+        write_int8(c, x + h * dim, x + k_width + h * c.v_head_dim, (int8_t*)(x + kv_width), block, h, offset);
+        continue;
+      }
       write_key(c, x + h * dim, tile_at(c, padded(dim), block, h, offset), offset % TILE);
       write_value(c, x + k_width + h * c.v_head_dim, tile_at(c, padded(c.v_head_dim), block, h, offset), offset % TILE);
     }

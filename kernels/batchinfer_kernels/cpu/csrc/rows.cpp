@@ -9,9 +9,8 @@ static inline vf butterfly(vf x) {  // within a register: x[i] + x[i + H] and x[
   return fma(x, sign, swap_lanes<H>(x));
 }
 
-// Hadamard transform of consecutive blocks, scaled to keep lengths: strides below a register's width inside registers,
-// then pairs of registers.
-static void rotate(float* x, int64_t n, int block) {
+// Strides below a register's width inside registers, then pairs of registers.
+void rotate(float* x, int64_t n, int block) {
   const vf scale = splat(1.0f / std::sqrt((float)block));
   for (int64_t i = 0; i < n; i += W) {
     vf v = load(x + i) * scale;
@@ -34,7 +33,7 @@ static void rotate(float* x, int64_t n, int block) {
 
 // Symmetric INT8: scale = max|x| / 127. A row of zeros gets scale 0; a row with inf or NaN gets scale NaN, so that its
 // products are NaN too instead of plausible numbers.
-static float quantize(const float* x, int64_t n, int8_t* out) {
+float quantize(const float* x, int64_t n, int8_t* out) {
   constexpr float smallest = 1e-30f;  // below it 127 / max would overflow
   float peak = 0.0f;
   uint32_t worst = 0;

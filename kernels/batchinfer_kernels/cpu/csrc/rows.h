@@ -120,4 +120,10 @@ static inline float sum_of_squares(const float* x, int64_t n) {
 
 void emit_row(const Sink& out, int64_t row, float* values, int64_t n);
 
+// Hadamard transform of consecutive blocks of 16 or more, scaled to keep lengths; its own inverse.
+void rotate(float* x, int64_t n, int block);
+
+// Symmetric INT8 with one scale, which is returned: 0 of zeros, NaN of a row with inf or NaN (its numbers are zeros).
+float quantize(const float* x, int64_t n, int8_t* out);
+
 }  // namespace bi
