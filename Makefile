@@ -59,7 +59,7 @@ docs: install  ## Write the generated pages: docs/cli.md, docs/errors.md
 	$(BIN)/python docs/generate.py
 
 bench: install model  ## Measure the engine on the four workloads
-	$(BIN)/python benchmarks/run.py --model $(MODEL)
+	$(BIN)/python -m benchmarks.run --model $(MODEL)
 
 clean:  ## Remove the environment and the caches; keeps the model
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

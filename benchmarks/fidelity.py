@@ -1,6 +1,6 @@
 """How near each precision comes to transformers' own float32 model, on text that every Python brings along.
 
-    python benchmarks/fidelity.py --model model.gguf [--texts 24] [--tokens 256] [--recipes]
+    python -m benchmarks.fidelity --model model.gguf [--texts 24] [--tokens 256] [--recipes]
 
 Teacher-forced: mean and 99th percentile of the Kullback-Leibler divergence of next-token distributions, how often the
 likeliest token is the same, and perplexity. ``--recipes`` adds INT8 recipes that are not offered. Writes
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from run import machine
+
+from benchmarks.machine import machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
 """Measure the engine on W1-W4, and transformers' own batching beside it in the same run.
 
-    python benchmarks/run.py --model model.gguf [--workload W3] [--dtype bfloat16] [--quantization int8]
+    python -m benchmarks.run --model model.gguf [--workload W3] [--dtype bfloat16] [--quantization int8]
         [--kv-cache-dtype int8]
         [--scale 0.25] [--peer] [--rounds 2]
 
@@ -12,38 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from workloads import Item, make
+from benchmarks.machine import machine
+from benchmarks.workloads import Item, make
 
 NAMES = ("W1", "W2", "W3", "W4")
-
-
-def cpu_model() -> str:
-    """The processor's name as the kernel gives it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
-def machine() -> dict[str, Any]:
-    """What a figure must name to mean anything."""
-    names = ("batchinfer", "torch", "transformers")
-    return {
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in names},
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 class Ours:
