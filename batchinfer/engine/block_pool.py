@@ -28,8 +28,9 @@ class BlockPool:
     """``num_blocks`` blocks of ``block_size`` tokens, each free or held by one or more sequences.
 
     A block that nobody holds is free, and keeps its content until it is handed out again: free blocks without content are
-    handed out first, then those with a prefix in the order in which they became free, so the cache is an LRU of
-    prefixes. All operations are O(1) a block.
+    handed out first, then those that were never found by another sequence, then those that were, each in the order in
+    which they became free. So the cache is an LRU in two parts, and a flood of prompts of their own cannot wash away a
+    prefix that has proved its worth. All operations are O(1) a block.
 
     Index of a block: ``0 <= block < num_blocks``; its slots are ``block * block_size + offset``.
     """
@@ -40,18 +41,34 @@ class BlockPool:
         self._num_holders = [0] * num_blocks
         # Keys are the free blocks, oldest first; an OrderedDict is a queue that can also lose an element in its middle.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._free_proven: OrderedDict[int, None] = OrderedDict()
+        self._is_proven = bytearray(num_blocks)
+        self._num_shared = 0
         self._hash_of: dict[int, BlockHash] = {}
         self._block_of: dict[BlockHash, int] = {}
 
     @property
     def num_free(self) -> int:
         """Blocks nobody holds, whether or not they hold a prefix."""
-        return len(self._free)
+        return len(self._free) + len(self._free_proven)
 
     @property
     def num_used(self) -> int:
         """Blocks held by at least one sequence."""
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks held by more than one sequence."""
+        return self._num_shared
+
+    def num_shared_of(self, table: Sequence[int]) -> int:
+        """Leading blocks of a table that others hold too."""
+        holders = self._num_holders
+        for index, block in enumerate(table):
+            if holders[block] < 2:
+                return index
+        return len(table)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens fill, the last one perhaps in part."""
@@ -67,9 +84,10 @@ class BlockPool:
         Raises:
             IndexError: no block is free.
         """
-        if not self._free:
+        queue = self._free or self._free_proven
+        if not queue:
             raise IndexError("no KV cache block is free")
-        block, _ = self._free.popitem(last=False)
+        block, _ = queue.popitem(last=False)
         self.forget(block)
         self._num_holders[block] = 1
         return block
@@ -80,9 +98,12 @@ class BlockPool:
 
     def share(self, block: int) -> None:
         """Hold a block found by :meth:`lookup`, beside those who may hold it already."""
-        if self._num_holders[block] == 0:
-            del self._free[block]
-        self._num_holders[block] += 1
+        holders = self._num_holders[block]
+        if holders == 0:
+            del (self._free_proven if self._is_proven[block] else self._free)[block]
+        self._num_shared += holders == 1
+        self._is_proven[block] = 1
+        self._num_holders[block] = holders + 1
 
     def register(self, block: int, block_hash: BlockHash) -> bool:
         """Offer a held block's content for sharing; False if an equal block is offered already."""
@@ -96,6 +117,12 @@ class BlockPool:
         """Offer a block's content no longer; those who hold it keep it."""
         if (block_hash := self._hash_of.pop(block, None)) is not None:
             del self._block_of[block_hash]
+        if self._is_proven[block]:
+            self._is_proven[block] = 0
+            if block in self._free_proven:
+                del self._free_proven[block]
+                self._free[block] = None
+                self._free.move_to_end(block, last=False)
 
     def release(self, blocks: Iterable[int]) -> None:
         """Let go of blocks, given in a sequence's order.
@@ -103,8 +130,11 @@ class BlockPool:
         The last becomes free first: a prefix is found from its head, so its tail is the first to be worth nothing.
         """
         for block in reversed(list(blocks)):
-            self._num_holders[block] -= 1
-            if self._num_holders[block] == 0:
+            holders = self._num_holders[block] = self._num_holders[block] - 1
+            self._num_shared -= holders == 1
+            if holders == 0 and self._is_proven[block]:
+                self._free_proven[block] = None
+            elif holders == 0:
                 self._free[block] = None
                 self._free.move_to_end(block, last=block in self._hash_of)
 
@@ -120,5 +150,8 @@ class BlockPool:
             for block in table:
                 holders[block] += 1
         assert holders == self._num_holders, "reference counts differ from the block tables"
-        assert set(self._free) == {b for b, n in enumerate(holders) if n == 0}, "free list differs from what is unheld"
+        assert self._free.keys().isdisjoint(self._free_proven), "a block is free twice"
+        free = {*self._free, *self._free_proven}
+        assert free == {b for b, n in enumerate(holders) if n == 0}, "free list differs from what is unheld"
+        assert self._num_shared == sum(n > 1 for n in holders), "the count of shared blocks is wrong"
         assert {b: h for h, b in self._block_of.items()} == self._hash_of, "hash maps are not each other's inverse"

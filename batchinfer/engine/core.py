@@ -118,6 +118,7 @@ class EngineCore:
             "num_running": self.num_running,
             "used_blocks": self._scheduler.pool.num_used,
             "preemptions": self._scheduler.num_preemptions,
+            "misestimates": self._scheduler.num_misestimates,
             "batched_tokens_limit": self._scheduler.max_num_batched_tokens,
             "unfinished_device_ns": sum(charged),
         }
@@ -184,7 +185,10 @@ class EngineCore:
         outcomes = [(s, _advance(s, token)) for s, token in zip(sampling, tokens, strict=True)]
         ended = [(s, outcome) for s, outcome in outcomes if outcome is not None]
         for sequence, outcome in ended:
-            self._scheduler.finish(sequence, keep_prefix=not isinstance(outcome, RowError))
+            if isinstance(outcome, RowError):
+                self._scheduler.finish(sequence, keep_prefix=False)
+            else:
+                self._scheduler.answered(sequence)
         return ended
 
     def _recover(self, output: SchedulerOutput, error: Exception) -> Ended:

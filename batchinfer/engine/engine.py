@@ -12,6 +12,7 @@ from batchinfer.engine.core import EngineCore
 from batchinfer.engine.detokenizer import Detokenizer
 from batchinfer.engine.generate import generate
 from batchinfer.engine.ingest import Ingest
+from batchinfer.engine.lengths import LengthHistory
 from batchinfer.engine.model_runner import ModelRunner
 from batchinfer.engine.sampler import Sampler
 from batchinfer.engine.scheduler import Scheduler
@@ -46,6 +47,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool 
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
+        history=LengthHistory(warm_up=2 * config.max_num_seqs),
     )
     ingest = Ingest(
         ChatRenderer(loaded.tokenizer, loaded.hf_config.vocab_size),

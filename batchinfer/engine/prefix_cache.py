@@ -45,6 +45,13 @@ class PrefixCache:
             if sequence.num_preemptions == 0:  # what it computed itself before a preemption is no hit
                 sequence.num_cached_tokens += self._pool.block_size
 
+    def shareable(self, sequence: Sequence) -> list[BlockHash]:
+        """Hashes of the blocks of a sequence's tokens that others could share: all but the one with the last token."""
+        count = (sequence.num_tokens - 1) // self._pool.block_size if self._is_enabled else 0
+        if count:
+            self._hash(sequence, count - 1)
+        return sequence.block_hashes[:count]
+
     def offer(self, sequence: Sequence, start: int, end: int) -> list[int]:
         """Offer the blocks that tokens ``start .. end`` fill; return those that were not offered by others already."""
         size = self._pool.block_size

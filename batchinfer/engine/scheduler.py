@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from batchinfer.engine.admission import Demand, peak_blocks
+from batchinfer.engine.admission import Forecast
 from batchinfer.engine.prefix_cache import PrefixCache
+from batchinfer.engine.waiting import WaitingQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from collections.abc import Sequence as Sequence_
 
     from batchinfer.engine.block_pool import BlockPool
+    from batchinfer.engine.lengths import LengthHistory
     from batchinfer.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+RETRY_STEPS = 8
+"""Steps until a sequence that did not fit is looked at again, unless something ends before."""
+
+
+class Progress(NamedTuple):
     """How far a sequence was, to go back there."""
 
     num_computed_tokens: int
@@ -30,8 +35,7 @@ class Progress:
         return cls(sequence.num_computed_tokens, sequence.num_cached_tokens, len(sequence.block_table))
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """A sequence's part in a step: tokens ``start .. start + num_new_tokens``, and what a failed step must undo."""
 
     sequence: Sequence
@@ -41,7 +45,7 @@ class ScheduledSequence:
     """Whether its last token's logits are wanted: all tokens known so far are then computed."""
     is_admission: bool
     before: Progress
-    offered: list[int]
+    offered: Sequence_[int]
     """Blocks that this step fills, offered for sharing from now on."""
 
 
@@ -66,9 +70,11 @@ class Scheduler:
     - A chunk ends on a block boundary unless it ends the prompt or the budget is smaller than that.
     - A block filled in a step is offered for sharing at once: attention writes before it reads, so the next sequence
       of the same step may use it.
-    - First come, first served: the head of the queue waits until it fits, and nothing overtakes it.
-    - ``estimate_remaining`` may guess low; then the pool can run full, and the sequence that is cheapest to compute
-      again is evicted, never the oldest, which therefore always ends.
+    - Who comes next is decided by :class:`~batchinfer.engine.waiting.WaitingQueue`; it waits until it fits, and
+      nothing overtakes it meanwhile.
+    - ``estimate_remaining`` may guess low (by default it is the ``history``'s, and careful without one); then the pool
+      can run full, and the sequence that is cheapest to compute again is evicted, never the oldest, which therefore
+      always ends.
     """
 
     def __init__(
@@ -78,31 +84,48 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         enable_prefix_caching: bool = True,
-        estimate_remaining: Callable[[Sequence], int] = most_remaining,
+        history: LengthHistory | None = None,
+        estimate_remaining: Callable[[Sequence], int] | None = None,
     ) -> None:
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.running: dict[Sequence, int] = {}
+        """In the order of admission; with each the most blocks it can ever hold."""
         self.num_preemptions = 0
+        self.num_misestimates = 0
+        """Answers longer than the estimate with which they were let in."""
+        self._history = history
+        self._promised: dict[Sequence, int] = {}
+        if estimate_remaining is None:
+            estimate_remaining = history.remaining if history else most_remaining
         self._prefixes = PrefixCache(pool, is_enabled=enable_prefix_caching)
-        self._estimate_remaining = estimate_remaining
+        self.estimate_remaining = estimate_remaining
+        self.waiting = WaitingQueue(self._prefixes, max_num_seqs, estimate_remaining)
+        self._refused: Sequence | None = None
+        self._refused_for = 0
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; the caller has checked that it fits the pool when it is alone."""
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def finish(self, sequence: Sequence, *, keep_prefix: bool = True) -> None:
         """Forget a sequence, waiting or running, and free its blocks; ``keep_prefix`` lets others find them still."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
+        if self.running.pop(sequence, None) is None:
             self.waiting.remove(sequence)
         if not keep_prefix:
             for block in sequence.block_table:
                 self.pool.forget(block)
+        self._promised.pop(sequence, None)
         self._release(sequence)
+
+    def answered(self, sequence: Sequence) -> None:
+        """A running sequence has come to the end of its answer: forget it, and learn from its length."""
+        if sequence.num_output_tokens > self._promised.get(sequence, sequence.max_tokens):
+            self.num_misestimates += 1
+        if self._history is not None:
+            self._history.observe(sequence)
+        self.finish(sequence)
 
     def schedule(self, only: Collection[Sequence] | None = None) -> SchedulerOutput:
         """Choose the next step's work, among ``only`` these sequences if given.
@@ -111,8 +134,12 @@ class Scheduler:
         """
         output = SchedulerOutput()
         num_preemptions = self.num_preemptions
-        for sequence in sorted(self.running, key=lambda s: (s.num_uncomputed_tokens > 1, s.arrival)):
-            if (only is None or sequence in only) and sequence in self.running:
+        chosen = [s for s in self.running if only is None or s in only]
+        for sequence in chosen:
+            if sequence.num_computed_tokens == len(sequence.token_ids) - 1 and sequence in self.running:
+                self._schedule_decode(sequence, output)
+        for sequence in chosen:
+            if sequence.num_computed_tokens < len(sequence.token_ids) - 1 and sequence in self.running:
                 self._schedule_running(sequence, output)
         if num_preemptions == self.num_preemptions:
             self._admit(output, only)
@@ -132,8 +159,24 @@ class Scheduler:
                 self.pool.forget(block)
             self._restore(part.sequence, part.before)
             if part.is_admission:
-                self.running.remove(part.sequence)
-                self.waiting.appendleft(part.sequence)
+                del self.running[part.sequence]
+                self.waiting.put_back(part.sequence)
+
+    def _schedule_decode(self, sequence: Sequence, output: SchedulerOutput) -> None:
+        """Give a sequence that decodes its next token: the way that most sequences take in most steps."""
+        table, size = sequence.block_table, self.pool.block_size
+        start, length = sequence.num_computed_tokens, len(table)
+        if output.num_tokens >= self.max_num_batched_tokens or (start == length * size and not self.pool.num_free):
+            self._schedule_running(sequence, output)
+            return
+        before = Progress(start, sequence.num_cached_tokens, length)
+        if start == length * size:
+            table.append(self.pool.allocate())
+        offered: Sequence_[int] = () if (start + 1) % size else self._prefixes.offer(sequence, start, start + 1)
+        output.scheduled.append(
+            ScheduledSequence(sequence, start, 1, samples=True, is_admission=False, before=before, offered=offered)
+        )
+        output.num_tokens += 1
 
     def _schedule_running(self, sequence: Sequence, output: SchedulerOutput) -> None:
         """Give a running sequence its next tokens, evicting others for blocks if need be."""
@@ -155,18 +198,37 @@ class Scheduler:
     def _admit(self, output: SchedulerOutput, only: Collection[Sequence] | None) -> None:
         """Start waiting sequences, in order, while they fit."""
         most = min(self.max_num_seqs, self.max_num_batched_tokens)
-        while self.waiting and len(self.running) < most and output.num_tokens < self.max_num_batched_tokens:
-            sequence = self.waiting[0]
-            if (only is not None and sequence not in only) or not self._fits(sequence):
+        room = _Room(self)
+        suspects = None if only is None else sorted(self._waiting_among(only), key=lambda s: -s.arrival)
+        while len(self.running) < most and output.num_tokens < self.max_num_batched_tokens:
+            if suspects is None:
+                sequence = self.waiting.head(len(self.running))
+            else:
+                sequence = suspects.pop() if suspects else None
+            if sequence is None or self._was_refused(sequence):
                 return
             before = Progress.of(sequence)
             self._prefixes.take(sequence)
-            if (num_new := self._chunk(sequence, output)) == 0:
+            fits = room.admit(sequence)
+            num_new = self._chunk(sequence, output) if fits else 0
+            if not num_new:
                 self._restore(sequence, before)
+                if not fits:
+                    self._refused, self._refused_for = sequence, RETRY_STEPS
                 return
-            self.waiting.popleft()
-            self.running.append(sequence)
+            self.waiting.remove(sequence)
+            self.running[sequence] = self.pool.num_blocks_for(sequence.max_kv_tokens)
+            self._promised.setdefault(sequence, sequence.num_output_tokens + self.estimate_remaining(sequence))
             self._append(sequence, num_new, before, output, is_admission=True)
+            room.note(sequence)
+
+    def _waiting_among(self, only: Collection[Sequence]) -> list[Sequence]:
+        return [sequence for sequence in only if sequence in self.waiting]
+
+    def _was_refused(self, sequence: Sequence) -> bool:
+        """Whether it did not fit a moment ago, and nothing has ended since."""
+        self._refused_for -= 1
+        return sequence is self._refused and self._refused_for > 0
 
     def _chunk(self, sequence: Sequence, output: SchedulerOutput) -> int:
         """Tokens to compute now: as many as budget and free blocks allow; a part of a prompt ends with a block."""
@@ -206,16 +268,19 @@ class Scheduler:
         busy = {part.sequence for part in output.scheduled}
         oldest = min(self.running, key=lambda s: s.arrival)
         candidates = [s for s in self.running if s is not oldest and s not in busy]
-        return min(candidates, key=lambda s: (s.num_computed_tokens, -s.arrival), default=None)
+        return min(candidates, key=lambda s: (self._cost_to_recompute(s), -s.arrival), default=None)
+
+    def _cost_to_recompute(self, sequence: Sequence) -> int:
+        """Computed tokens that no other running sequence keeps for it."""
+        return sequence.num_computed_tokens - self.pool.num_shared_of(sequence.block_table) * self.pool.block_size
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's blocks; it keeps its tokens, and its place by age."""
-        self.running.remove(sequence)
+        """Take a sequence's blocks; it keeps its tokens, and comes back before others begin."""
+        del self.running[sequence]
         self._release(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        place = next((i for i, other in enumerate(self.waiting) if other.arrival > sequence.arrival), len(self.waiting))
-        self.waiting.insert(place, sequence)
+        self.waiting.put_back(sequence)
 
     def _restore(self, sequence: Sequence, before: Progress) -> None:
         self.pool.release(sequence.block_table[before.table_length :])
@@ -224,28 +289,39 @@ class Scheduler:
         sequence.num_cached_tokens = before.num_cached_tokens
 
     def _release(self, sequence: Sequence) -> None:
+        self._refused = None
         self.pool.release(sequence.block_table)
         sequence.block_table.clear()
         sequence.num_computed_tokens = 0
 
-    def _fits(self, candidate: Sequence) -> bool:
-        """Whether the candidate and all running sequences can end without a preemption, by the estimate."""
-        sequences = [*self.running, candidate]
-        if sum(self.pool.num_blocks_for(s.max_kv_tokens) for s in sequences) <= self.pool.num_blocks:
-            return True
-        return peak_blocks(self._demands(sequences), self.pool.block_size) <= self.pool.num_blocks
 
-    def _demands(self, sequences: list[Sequence]) -> list[Demand]:
-        """Demands, longest-lived first: a shared block is counted for the one that frees it last."""
-        prefill = sum(s.num_uncomputed_tokens for s in sequences if s.num_uncomputed_tokens > 1)
-        a_step = max(1, self.max_num_batched_tokens - len(sequences) - self.pool.block_size + 1)
-        delay = -(-prefill // a_step)
-        ends = [(self._estimate_remaining(s) + (delay if s.num_uncomputed_tokens > 1 else 0), s) for s in sequences]
-        demands = []
-        seen: set[int] = set()
-        for end, sequence in sorted(ends, key=lambda pair: -pair[0]):
-            held = sequence.block_table or self._prefixes.find(sequence)
-            remaining = self._estimate_remaining(sequence)
-            demands.append(Demand(sequence.num_tokens, remaining, end - remaining, len(seen.intersection(held))))
-            seen.update(held)
-        return demands
+class _Room:
+    """Whether further sequences fit in this step.
+
+    They do if everything there is can end without a block given back; else a forecast, made once, says.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        running = scheduler.running
+        self._growth = sum(running.values()) - sum(len(sequence.block_table) for sequence in running)
+        self._forecast: Forecast | None = None
+
+    def admit(self, candidate: Sequence) -> bool:
+        """Whether a candidate, which holds the prefix it found, and all running sequences can end without a preemption."""
+        scheduler = self._scheduler
+        pool = scheduler.pool
+        growth = pool.num_blocks_for(candidate.max_kv_tokens) - len(candidate.block_table)
+        if self._forecast is None and pool.num_used + self._growth + growth <= pool.num_blocks:
+            return True
+        if not scheduler.running:
+            return False
+        if self._forecast is None:
+            self._forecast = Forecast(
+                pool, scheduler.running, scheduler.estimate_remaining, scheduler.max_num_batched_tokens
+            )
+        return self._forecast.admit(candidate)
+
+    def note(self, admitted: Sequence) -> None:
+        """A candidate was let in, and has the blocks of its first tokens."""
+        self._growth += self._scheduler.running[admitted] - len(admitted.block_table)

@@ -23,7 +23,9 @@ class EngineStats:
     failed_steps: int = 0
     """Steps that raised and were rolled back."""
     preemptions: int = 0
-    """Sequences evicted to be recomputed: each is a misestimate of the admission rule."""
+    """Sequences evicted to be recomputed, since the pool was full."""
+    misestimates: int = 0
+    """Answers longer than the estimate with which they were let in. Only many at a time lead to a preemption."""
 
     prompt_tokens: int = 0
     """Prompt tokens of admitted requests, each prompt once."""

@@ -10,7 +10,7 @@ from batchinfer.engine.core import EngineCore
 from batchinfer.engine.head_output import HeadOutput
 from batchinfer.engine.ingest import Ingest
 from batchinfer.engine.sampler import Sampler
-from batchinfer.engine.scheduler import Scheduler, most_remaining
+from batchinfer.engine.scheduler import Scheduler
 from batchinfer.errors import RowFailure
 from batchinfer.types import ErrorCode, RowError
 
@@ -108,7 +108,7 @@ def make_engine(
     max_num_batched_tokens=16,
     max_model_len=1000,
     caching=True,
-    estimate=most_remaining,
+    estimate=None,
 ):
     """An engine core over the fake model; its runner and scheduler are attributes."""
     runner = FakeRunner(num_blocks, block_size)

@@ -38,6 +38,20 @@ def test_blocks_without_content_go_out_before_any_prefix():
     assert pool.allocate() == empty
 
 
+def test_a_prefix_that_others_used_outlives_prompts_that_none_did():
+    pool = BlockPool(num_blocks=2, block_size=1)
+    proven, alone = pool.allocate(), pool.allocate()
+    pool.register(proven, chain_hash(root_hash(), [1]))
+    pool.register(alone, chain_hash(root_hash(), [2]))
+    pool.share(proven)
+    assert (pool.num_shared, pool.num_shared_of([proven, alone])) == (1, 1)
+    pool.release([proven])
+    pool.release([proven])
+    pool.release([alone])
+    assert [pool.allocate(), pool.allocate()] == [alone, proven]
+    assert pool.num_shared == 0
+
+
 def test_a_free_block_keeps_its_content_until_it_is_handed_out():
     pool = BlockPool(num_blocks=1, block_size=2)
     key = chain_hash(root_hash(), [5, 6])

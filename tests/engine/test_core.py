@@ -174,10 +174,11 @@ def test_an_id_twice_is_refused_while_the_first_is_unfinished():
 
 
 def test_one_big_request_is_not_starved_by_small_ones():
-    """It waits until it fits; what came later waits behind it."""
+    """Once it is the next, it waits until it fits; what came later waits behind it."""
     engine = make_engine(num_blocks=8, block_size=4, max_num_seqs=4)
     for i in range(4):
         engine.add_request(ask(f"before{i}", [i + 1], max_tokens=6, ignore_eos=True))
+    engine.step()
     engine.add_request(ask("big", list(range(1, 26)), max_tokens=7, ignore_eos=True))
     for i in range(6):
         engine.add_request(ask(f"after{i}", [i + 1], max_tokens=6, ignore_eos=True))

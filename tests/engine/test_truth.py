@@ -79,7 +79,7 @@ def test_preempted_rows_are_computed_again_to_the_same_end(loaded, truths):
     """Admission is told that every row ends at once: the pool runs full and rows are evicted."""
     longest = max(len(truth.prompt) for truth in truths) + NEW_TOKENS
     engine = build_engine(loaded, EngineConfig(model="real", block_size=2, num_kv_blocks=longest // 2 + 1))
-    engine._scheduler._estimate_remaining = lambda _: 1
+    engine._scheduler.estimate_remaining = lambda _: 1
     for i, truth in enumerate(truths):
         engine.add_request(Request(str(i), SamplingParams(max_tokens=NEW_TOKENS), prompt_token_ids=truth.prompt))
     done = {int(c.request_id): list(c.token_ids) for c in drain(engine)}
