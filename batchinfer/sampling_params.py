@@ -58,6 +58,19 @@ class SamplingParams(BaseModel):
     ignore_eos: Annotated[bool, Field(description="go on past the end-of-sequence token")] = False
     include_stop_str_in_output: Annotated[bool, Field(description="keep the stop string that ended the row")] = False
     skip_special_tokens: Annotated[bool, Field(description="leave special tokens out of the output's text")] = True
+    echo: Annotated[bool, Field(description="begin the output with the prompt's text")] = False
+    logprobs: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_LOGPROBS, description="log-probabilities of the answer's tokens and of so many others"),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_LOGPROBS, description="log-probabilities of the prompt's tokens and of so many others"),
+    ] = None
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES, description="samples of each row")] = 1
+    best_of: Annotated[
+        int | None, Field(ge=1, le=MAX_SAMPLES, description="samples of which the likeliest n are kept")
+    ] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -97,12 +110,29 @@ class SamplingParams(BaseModel):
             raise ValueError(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters")
         if len(self.bad_words) > MAX_BAD_WORDS or any(not word.strip() for word in self.bad_words):
             raise ValueError(f"bad_words must be at most {MAX_BAD_WORDS} words, none of them empty")
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of ({self.best_of}) is below n ({self.n})")
+        if self.num_sequences > 1 and self.is_greedy:
+            raise ValueError(
+                f"{self.num_sequences} samples at temperature 0 are {self.num_sequences} times the same: "
+                "raise temperature, or ask for one"
+            )
         return self
 
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers that are computed for the row."""
+        return self.best_of or self.n
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the log-probability of each generated token is wanted."""
+        return self.logprobs is not None or self.num_sequences > self.n
 
     @property
     def has_penalty(self) -> bool:
@@ -126,4 +156,4 @@ class SamplingParams(BaseModel):
 
         False for a plainly greedy row: there the index of the largest logit is all that sampling needs.
         """
-        return not self.is_greedy or self.changes_logits
+        return not self.is_greedy or self.changes_logits or self.has_scores

@@ -18,11 +18,7 @@ _PROMPT_KEYS = frozenset({"model", "messages", "prompt"})
 _NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier"})
 # Parameters that are not supported, with the values that ask for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "stream": (False,),
-    "echo": (False,),
-    "logprobs": (False,),
     "tools": ([],),
     "response_format": ({"type": "text"},),
 }
@@ -54,9 +50,26 @@ def body_params(body: Mapping[str, Any]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for key, value in body.items():
         name = ALIASES.get(key, key)
+        if key == "top_logprobs" or (key == "logprobs" and isinstance(value, bool)):
+            chosen |= _chat_logprobs(body)
+            continue
         if value is None or key in _PROMPT_KEYS or key in _NO_EFFECT or value in _NEUTRAL.get(key, ()):
             continue
         if name not in SamplingParams.model_fields:
             raise failure(ErrorCode.INVALID_PARAMS, f"parameter {key!r} is not supported")
         chosen[name] = value
     return chosen
+
+
+def _chat_logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat says with two parameters what a completion says with one.
+
+    Raises:
+        RowFailure: ``invalid_params``: ``top_logprobs`` without ``logprobs``.
+    """
+    top = body.get("top_logprobs")
+    if body.get("logprobs") is True:
+        return {"logprobs": 0 if top is None else top}
+    if top:
+        raise failure(ErrorCode.INVALID_PARAMS, "top_logprobs needs logprobs: true")
+    return {}

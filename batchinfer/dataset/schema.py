@@ -45,8 +45,26 @@ _FIELDS = (
     pa.field("attempt", pa.int64()),
     pa.field(WARNINGS, pa.list_(pa.large_string())),
 )
+_TOKEN = (("token_id", pa.int32()), ("token", pa.large_string()), ("logprob", pa.float32()))
+LOGPROBS_TYPE = pa.list_(pa.struct([*_TOKEN, ("rank", pa.int32()), ("top", pa.list_(pa.struct(_TOKEN)))]))
+SAMPLES_TYPE = pa.list_(
+    pa.struct(
+        [
+            ("sample_index", pa.int32()),
+            ("output", pa.large_string()),
+            ("finish_reason", pa.large_string()),
+            ("token_ids", pa.list_(pa.int32())),
+            ("cumulative_logprob", pa.float64()),
+            ("logprobs", LOGPROBS_TYPE),
+        ]
+    )
+)
 OPTIONAL_COLUMNS: dict[str, pa.DataType] = {
     "token_ids": pa.list_(pa.int32()),
+    "logprobs": LOGPROBS_TYPE,
+    "cumulative_logprob": pa.float64(),
+    "prompt_logprobs": LOGPROBS_TYPE,
+    "samples": SAMPLES_TYPE,
 }
 """Result columns that a job has only if its spec asks for them (:meth:`JobSpec.result_columns`), in the order in which
 they are written. Their values come from :attr:`ResultRow.extra`, null where a row has none."""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from batchinfer.engine.metering import split_exactly
 from batchinfer.engine.recovery import Recovery
 from batchinfer.engine.sampler import Sampler, SamplingRow
+from batchinfer.engine.scoring import Unscored, score_answers
 from batchinfer.engine.stats import EngineStats
 from batchinfer.errors import RowFailure
-from batchinfer.types import Completion, ErrorCode, FinishReason, RowError, RowStatus, Usage
+from batchinfer.types import Completion, ErrorCode, FinishReason, RowError, RowStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from batchinfer.engine.head_output import HeadOutput
     from batchinfer.engine.ingest import Ingest
+    from batchinfer.engine.row import Row
     from batchinfer.engine.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
     from batchinfer.engine.sequence import Sequence
     from batchinfer.types import Request
@@ -30,8 +32,13 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """What the engine needs of :class:`~batchinfer.engine.model_runner.ModelRunner`; tests bring a small one."""
 
-    def execute(self, scheduled: Sequence_[ScheduledSequence], kept: Sequence_[int] = ()) -> HeadOutput:
-        """Compute the tokens; the best token of each sequence that samples, in order, and the logits of ``kept``."""
+    def execute(
+        self, scheduled: Sequence_[ScheduledSequence], kept: Sequence_[int] = (), scored: Sequence_[int] = ()
+    ) -> HeadOutput:
+        """Compute the tokens; the best token of each sequence that samples, in order, and the logits of ``kept``.
+
+        ``scored`` are places among the step's tokens, whose logits follow as further rows.
+        """
 
 
 class EngineCore:
@@ -57,7 +64,7 @@ class EngineCore:
         self._sampler = sampler
         self._clock = clock
         self._recovery = Recovery(scheduler)
-        self._sequences: dict[str, Sequence] = {}
+        self._rows: dict[str, Row] = {}
         self._ended: list[Completion] = []
         self._condemned: list[Completion] = []  # held back until it is clear that the engine is not to blame
         self._stats = EngineStats.from_dict({**about, "num_blocks": scheduler.pool.num_blocks})
@@ -74,44 +81,43 @@ class EngineCore:
 
     def has_unfinished(self) -> bool:
         """Whether a further :meth:`step` would return or compute something."""
-        return bool(self._sequences or self._ended or self._condemned)
+        return bool(self._rows or self._ended or self._condemned)
 
     def add_request(self, request: Request) -> None:
         """Queue a request; see :meth:`EngineProtocol.add_request`."""
-        if request.request_id in self._sequences:
+        if request.request_id in self._rows:
             raise ValueError(f"request {request.request_id!r} is still unfinished; ids must be unique")
         try:
-            sequence = self._ingest.sequence(request)
+            row = self._ingest.row(request)
         except RowFailure as failure:
             self._stats.errored += 1
             self._ended.append(Completion(request.request_id, RowStatus.ERRORED, error=failure.error))
             return
-        if sequence.max_tokens == 0:
-            self._stats.succeeded += 1
-            self._ended.append(_completion(sequence, FinishReason.LENGTH))
-            return
-        self._sequences[sequence.request_id] = sequence
-        self._scheduler.add(sequence)
+        self._rows[row.request_id] = row
+        for sequence in list(row.live):
+            if sequence.max_tokens or sequence.prompt_scores is not None:
+                self._scheduler.add(sequence)
+            else:
+                self._ended += self._end(sequence, FinishReason.LENGTH)
 
     def abort(self, request_id: str) -> None:
         """Stop a request; see :meth:`EngineProtocol.abort`."""
-        if sequence := self._sequences.get(request_id):
-            self._scheduler.finish(sequence)
+        if row := self._rows.get(request_id):
             error = RowError(ErrorCode.JOB_CANCELLED, "the row was aborted before it ended")
-            self._ended.append(self._end(sequence, error))
+            self._ended.append(self._close(row, row.fail(error)))
 
     def step(self) -> list[Completion]:
         """Compute one batch; see :meth:`EngineProtocol.step`."""
-        if self._sequences:
+        if self._rows:
             self._compute()
-        if not self._sequences:  # nobody is left who could show that the engine is to blame
+        if not self._rows:  # nobody is left who could show that the engine is to blame
             self._release_condemned()
         ended, self._ended = self._ended, []
         return ended
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""
-        charged = [s.device_ns for s in self._sequences.values()]
+        charged = [row.device_ns for row in self._rows.values()]
         charged += [c.device_ns for c in (*self._ended, *self._condemned)]
         live = {
             "num_waiting": self.num_waiting,
@@ -128,7 +134,8 @@ class EngineCore:
         """Raise AssertionError if a sequence or a block is lost, shared wrongly or counted twice."""
         scheduler = self._scheduler
         assert not any(sequence.block_table for sequence in scheduler.waiting), "a waiting sequence holds blocks"
-        assert {*scheduler.running, *scheduler.waiting} == set(self._sequences.values()), "a sequence is lost"
+        known = {sequence for row in self._rows.values() for sequence in row.live}
+        assert {*scheduler.running, *scheduler.waiting} == known, "a sequence is lost"
         scheduler.pool.check_integrity([sequence.block_table for sequence in scheduler.running])
 
     def close(self) -> None:
@@ -147,7 +154,7 @@ class EngineCore:
             self._stats.schedule_ns += scheduled - started
             self._charge(output, now - started)
         has_failed = self._stats.failed_steps > failed_steps
-        completions = [self._end(sequence, outcome) for sequence, outcome in ended]
+        completions = [completion for sequence, outcome in ended for completion in self._end(sequence, outcome)]
         (self._condemned if has_failed else self._ended).extend(completions)
 
     def _schedule(self) -> SchedulerOutput:
@@ -169,11 +176,13 @@ class EngineCore:
         sampling = [part.sequence for part in output.scheduled if part.samples]
         rows = [SamplingRow.of(sequence) for sequence in sampling]
         kept = [i for i, row in enumerate(rows) if row.needs_logits]
+        unscored = Unscored.of(output)
         started = self._clock()
         try:
-            head = self._runner.execute(output.scheduled, kept)
+            head, scored = self._runner.execute(output.scheduled, kept, unscored.places).split(len(rows))
             computed = self._clock()
             tokens = self._sampler.choose(head, rows)
+            scores = [*unscored.scores(scored), *score_answers(head, sampling, tokens)]
         except Exception as error:  # noqa: BLE001 -- whatever a model or device raises must cost at most one row
             return self._recover(output, error)
         self._stats.model_ns += computed - started
@@ -182,6 +191,8 @@ class EngineCore:
         self._recovery.on_success()
         self._release_condemned()
         self._count(output)
+        for collected, score in scores:
+            collected.append(score)
         outcomes = [(s, _advance(s, token)) for s, token in zip(sampling, tokens, strict=True)]
         ended = [(s, outcome) for s, outcome in outcomes if outcome is not None]
         for sequence, outcome in ended:
@@ -221,15 +232,29 @@ class EngineCore:
             is_decode = part.start >= sequence.num_prompt_tokens and part.num_new_tokens == 1
             stats.decode_tokens += part.num_new_tokens if is_decode else 0
             stats.prefill_tokens += 0 if is_decode else part.num_new_tokens
-            stats.completion_tokens += part.samples
+            stats.completion_tokens += part.samples and sequence.max_tokens > 0
             stats.cached_tokens += sequence.num_cached_tokens - part.before.num_cached_tokens
             if part.is_admission and sequence.num_preemptions == 0:
                 stats.prompt_tokens += sequence.num_prompt_tokens
 
-    def _end(self, sequence: Sequence, outcome: FinishReason | RowError) -> Completion:
-        """The completion of a sequence that the scheduler no longer knows."""
-        del self._sequences[sequence.request_id]
-        completion = _completion(sequence, outcome)
+    def _end(self, sequence: Sequence, outcome: FinishReason | RowError) -> list[Completion]:
+        """The completion of the row of a sequence that the scheduler no longer knows; nothing while the row goes on."""
+        row = self._rows.get(sequence.request_id)
+        if row is None or sequence not in row.live:  # the row has failed in this very step
+            return []
+        completion = row.end(sequence, outcome)
+        if completion is not None:
+            return [self._close(row, completion)]
+        for continuation in row.continuations():
+            self._scheduler.add(continuation)
+        return []
+
+    def _close(self, row: Row, completion: Completion) -> Completion:
+        """Let go of a row and of what is still computed for it."""
+        del self._rows[row.request_id]
+        for sequence in row.live:
+            if sequence in self._scheduler.running or sequence in self._scheduler.waiting:
+                self._scheduler.finish(sequence)
         counter = completion.status.value
         setattr(self._stats, counter, getattr(self._stats, counter) + 1)
         return completion
@@ -239,6 +264,8 @@ def _advance(sequence: Sequence, token: int | RowError) -> FinishReason | RowErr
     """Add a sampled token; how the sequence ends, or None while it goes on."""
     if isinstance(token, RowError):
         return token
+    if sequence.max_tokens == 0:  # only the prompt was wanted
+        return FinishReason.LENGTH
     try:
         is_stopped = sequence.append(token)
     except Exception as error:  # noqa: BLE001 -- text of one row must not break its neighbours
@@ -246,20 +273,3 @@ def _advance(sequence: Sequence, token: int | RowError) -> FinishReason | RowErr
     if is_stopped:
         return FinishReason.STOP
     return FinishReason.LENGTH if sequence.num_remaining_tokens == 0 else None
-
-
-def _completion(sequence: Sequence, outcome: FinishReason | RowError) -> Completion:
-    error = outcome if isinstance(outcome, RowError) else None
-    cancelled = error is not None and error.code is ErrorCode.JOB_CANCELLED
-    status = RowStatus.SUCCEEDED if error is None else RowStatus.CANCELLED if cancelled else RowStatus.ERRORED
-    return Completion(
-        request_id=sequence.request_id,
-        status=status,
-        text="" if error else sequence.stop.text,
-        token_ids=() if error else tuple(sequence.output_token_ids),
-        finish_reason=None if isinstance(outcome, RowError) else outcome,
-        error=error,
-        usage=Usage(sequence.num_prompt_tokens, sequence.num_cached_tokens, sequence.num_output_tokens),
-        device_ns=sequence.device_ns,
-        clamped_max_tokens=sequence.clamped_max_tokens,
-    )

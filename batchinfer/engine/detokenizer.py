@@ -38,12 +38,22 @@ class Detokenizer:
         self._vocabulary = Vocabulary(backend)
         self._with_special = Vocabulary(backend, skip_special_tokens=False)
         decoder = backend.decoder
+        self._texts: dict[int, str] = {}
         self._is_byte_level = decoder is not None and json.loads(decoder.__getstate__())["type"] == "ByteLevel"
 
     def start(self, *, skip_special_tokens: bool = True) -> TextStream:
         """The stream of a new row."""
         vocabulary = self._vocabulary if skip_special_tokens else self._with_special
         return ByteLevelStream(vocabulary) if self._is_byte_level else ContextStream(vocabulary)
+
+    def token_text(self, token_id: int) -> str:
+        """A token's text by itself, special ones by their name; bytes that are no character read as U+FFFD."""
+        text = self._texts.get(token_id)
+        if text is None:
+            stream = self.start(skip_special_tokens=False)
+            stream.append(token_id)
+            text = self._texts[token_id] = stream.text
+        return text
 
 
 class Vocabulary:

@@ -51,3 +51,13 @@ class HeadOutput:
     def first(self, num_rows: int) -> HeadOutput:
         """Without the padding that follows the first rows, none of which is kept."""
         return HeadOutput(self.best[:num_rows], self.best_index[:num_rows], self.kept, self.logits)
+
+    def split(self, num_rows: int) -> tuple[HeadOutput, torch.Tensor]:
+        """The first rows, and the logits of all others, each of which is kept."""
+        if len(self.best) == num_rows:
+            return self, self.logits[:0]
+        num_kept = len(self.kept) - (len(self.best) - num_rows)
+        head = HeadOutput(
+            self.best[:num_rows], self.best_index[:num_rows], self.kept[:num_kept], self.logits[:num_kept]
+        )
+        return head, self.logits[num_kept:]

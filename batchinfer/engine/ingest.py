@@ -5,8 +5,11 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from batchinfer.engine.answers import AnswerWriter
 from batchinfer.engine.block_pool import root_hash
 from batchinfer.engine.logit_rules import rules_of
+from batchinfer.engine.logprobs import AnswerScores, PromptScores
+from batchinfer.engine.row import Row, sample_seed
 from batchinfer.engine.sequence import Sequence
 from batchinfer.engine.stop import StopChecker
 from batchinfer.errors import RowFailure
@@ -46,18 +49,31 @@ class Ingest:
         self._max_model_len = max_model_len
         self._max_kv_tokens = max_kv_tokens
         self._seed = seed
+        self._writer = AnswerWriter(detokenizer)
         self._root = root_hash()
         self._num_sequences = 0
 
-    def sequence(self, request: Request) -> Sequence:
-        """The sequence of a request, its ``max_tokens`` clamped to what fits.
+    def row(self, request: Request) -> Row:
+        """The row of a request, its ``max_tokens`` clamped to what fits.
 
         Raises:
-            RowFailure: the prompt is empty, too long, or cannot be rendered.
+            RowFailure: the prompt is empty, too long, or cannot be rendered; a parameter does not fit the model.
         """
         params = request.params
         prompt = self._encode(request)
-        max_tokens = self._clamp(len(prompt), params.max_tokens)
+        is_scored = params.prompt_logprobs is not None
+        max_tokens = self._clamp(len(prompt), params.max_tokens, is_computed=is_scored)
+        seed = row_seed(self._seed, request.request_id) if params.seed is None else params.seed
+        sequences = [
+            self._sequence(request, list(prompt), max_tokens, sample_seed(seed, index))
+            for index in range(params.num_sequences)
+        ]
+        if params.prompt_logprobs is not None:
+            sequences[0].prompt_scores = PromptScores(len(prompt), params.prompt_logprobs)
+        return Row(sequences, self._writer, self._echo(request, prompt) if params.echo else None)
+
+    def _sequence(self, request: Request, prompt: list[int], max_tokens: int, seed: int) -> Sequence:
+        params = request.params
         self._num_sequences += 1
         return Sequence(
             request_id=request.request_id,
@@ -66,12 +82,22 @@ class Ingest:
             num_prompt_tokens=len(prompt),
             max_tokens=max_tokens,
             clamped_max_tokens=max_tokens if max_tokens < params.max_tokens else None,
-            seed=row_seed(self._seed, request.request_id) if params.seed is None else params.seed,
+            seed=seed,
             arrival=self._num_sequences,
             root=self._root,
             stop=StopChecker(params, self._eos_token_ids, self._stream(params)),
             rules=rules_of(params, prompt, self._renderer),
+            scores=AnswerScores(params.logprobs) if params.has_scores else None,
         )
+
+    def _echo(self, request: Request, prompt: list[int]) -> str:
+        """The prompt's text: as it was given, or what its tokens say."""
+        if request.prompt is not None:
+            return request.prompt
+        stream = self._stream(request.params)
+        for token_id in prompt:
+            stream.append(token_id)
+        return stream.text
 
     def _stream(self, params: SamplingParams) -> TextStream:
         if params.skip_special_tokens:
@@ -87,14 +113,17 @@ class Ingest:
             message = f"the prompt could not be encoded: {type(error).__name__}: {error}"
             raise RowFailure(RowError(ErrorCode.ENGINE_ERROR, message)) from error
 
-    def _clamp(self, num_prompt_tokens: int, max_tokens: int) -> int:
-        """Tokens that may be generated. The last one needs a position, but never a place in the cache."""
+    def _clamp(self, num_prompt_tokens: int, max_tokens: int, *, is_computed: bool) -> int:
+        """Tokens that may be generated. The last one needs a position, but never a place in the cache.
+
+        With ``is_computed`` the prompt runs even if nothing is to be generated.
+        """
         in_context = self._max_model_len - num_prompt_tokens
         in_pool = self._max_kv_tokens - num_prompt_tokens + 1
         least = min(max_tokens, 1)
         if in_context < least:
             _too_long(num_prompt_tokens, f"the model's context is {self._max_model_len} tokens")
-        if in_pool < least:
+        if in_pool < max(least, is_computed):
             _too_long(num_prompt_tokens, f"the KV cache holds {self._max_kv_tokens} tokens")
         return min(max_tokens, in_context, in_pool)
 

@@ -72,15 +72,21 @@ class ModelRunner:
         }
 
     @torch.inference_mode()
-    def execute(self, scheduled: Sequence[ScheduledSequence], kept: Sequence[int] = ()) -> HeadOutput:
+    def execute(
+        self, scheduled: Sequence[ScheduledSequence], kept: Sequence[int] = (), scored: Sequence[int] = ()
+    ) -> HeadOutput:
         """Compute the scheduled tokens; return what those who sample need, in order.
 
-        ``kept`` are places among those who sample: the rows that need logits.
+        ``kept`` are places among those who sample: the rows that need logits. ``scored`` are places among all tokens of
+        the step: their logits follow as further rows, all of them kept.
         """
         spans = _spans(scheduled)
         tokens = [t for s in scheduled for t in s.sequence.token_ids[s.start : s.start + s.num_new_tokens]]
         positions = [p for s in scheduled for p in range(s.start, s.start + s.num_new_tokens)]
         sampling = [span.row + span.num_queries - 1 for span, s in zip(spans, scheduled, strict=True) if s.samples]
+        if scored:
+            kept = [*kept, *range(len(sampling), len(sampling) + len(scored))]
+        sampling += scored
         token_ids = self._row(_padded(tokens))
         output = self._forward(
             token_ids,

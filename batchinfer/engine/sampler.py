@@ -45,11 +45,20 @@ class SamplingRow:
     position: int
     rules: LogitRules | None = None
     constraint: TokenConstraint | None = None
+    is_scored: bool = False
+    """Whether the log-probability of its token is wanted."""
 
     @classmethod
     def of(cls, sequence: Running) -> SamplingRow:
         """What a sequence asks of its next token."""
-        return cls(sequence.params, sequence.seed, sequence.num_output_tokens, sequence.rules, sequence.constraint)
+        return cls(
+            sequence.params,
+            sequence.seed,
+            sequence.num_output_tokens,
+            sequence.rules,
+            sequence.constraint,
+            sequence.scores is not None,
+        )
 
     @property
     def changes_logits(self) -> bool:
@@ -59,7 +68,7 @@ class SamplingRow:
     @property
     def needs_logits(self) -> bool:
         """Whether more than the largest logit decides; if not, the head's own argmax is the token."""
-        return not self.params.is_greedy or self.changes_logits
+        return not self.params.is_greedy or self.changes_logits or self.is_scored
 
 
 class Sampler:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 RETRY_STEPS = 8
 """Steps until a sequence that did not fit is looked at again, unless something ends before."""
+MAX_SCORED_TOKENS = 256
+"""Prompt tokens a step whose logits are wanted: at most 150 MB of them, with a vocabulary of 150,000 in float32."""
 
 
 class Progress(NamedTuple):
@@ -55,6 +57,8 @@ class SchedulerOutput:
 
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     num_tokens: int = 0
+    num_scored: int = 0
+    """Tokens of prompts whose log-probabilities are wanted."""
     has_prefill: bool = False
     stuck: Sequence | None = None
 
@@ -236,6 +240,8 @@ class Scheduler:
         room = (len(sequence.block_table) + self.pool.num_free) * size - sequence.num_computed_tokens
         wanted = sequence.num_uncomputed_tokens
         most = min(wanted, self.max_num_batched_tokens - output.num_tokens, room)
+        if sequence.num_unscored_tokens:
+            most = min(most, MAX_SCORED_TOKENS - output.num_scored)
         if most >= wanted:
             return wanted
         aligned = (sequence.num_computed_tokens + most) // size * size - sequence.num_computed_tokens
@@ -255,6 +261,7 @@ class Scheduler:
         samples = end == sequence.num_tokens
         output.scheduled.append(ScheduledSequence(sequence, start, num_new, samples, is_admission, before, offered))
         output.num_tokens += num_new
+        output.num_scored += num_new if sequence.num_unscored_tokens else 0
         output.has_prefill |= not samples or num_new > 1
 
     def _lacks_block(self, sequence: Sequence, output: SchedulerOutput) -> bool:

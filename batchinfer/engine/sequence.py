@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from batchinfer.engine.block_pool import BlockHash
     from batchinfer.engine.constraint import TokenConstraint
     from batchinfer.engine.logit_rules import LogitRules
+    from batchinfer.engine.logprobs import AnswerScores, PromptScores
     from batchinfer.engine.stop import StopChecker
     from batchinfer.sampling_params import SamplingParams
 
@@ -37,6 +38,9 @@ class Sequence:
     """What the row wants changed in its logits; None for most rows."""
     constraint: TokenConstraint | None = None
     """What says, token after token, which may come next; None where all may."""
+    scores: AnswerScores | None = None
+    prompt_scores: PromptScores | None = None
+    """Log-probabilities, where the row asks for them."""
 
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
@@ -68,9 +72,14 @@ class Sequence:
         return self.max_tokens - self.num_output_tokens
 
     @property
+    def num_unscored_tokens(self) -> int:
+        """Prompt tokens whose logits are wanted and still missing: they must be computed, whatever the cache holds."""
+        return 0 if self.prompt_scores is None else self.prompt_scores.num_missing
+
+    @property
     def max_kv_tokens(self) -> int:
         """Most tokens whose KV is ever kept: the last sampled token is never computed."""
-        return self.num_prompt_tokens + self.max_tokens - 1
+        return self.num_prompt_tokens + max(self.max_tokens, 1) - 1
 
     def append(self, token_id: int) -> bool:
         """Add a generated token; True if the row ends with it (finish reason ``stop``)."""

@@ -133,6 +133,11 @@ class JobSpec(BaseModel):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    echo: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    best_of: int | None = None
 
     max_model_len: Annotated[int | None, Field(ge=2, le=MAX_TOKENS)] = None
     """Longest prompt plus answer in tokens; None is the model's own limit."""
@@ -190,7 +195,14 @@ class JobSpec(BaseModel):
 
     def result_columns(self) -> tuple[str, ...]:
         """Names of the optional result columns that this job writes (``dataset.schema.OPTIONAL_COLUMNS``)."""
-        wanted = {"token_ids": self.include_token_ids}
+        params = self.sampling_params()
+        wanted = {
+            "token_ids": self.include_token_ids,
+            "logprobs": self.logprobs is not None,
+            "cumulative_logprob": params.has_scores,
+            "prompt_logprobs": self.prompt_logprobs is not None,
+            "samples": params.num_sequences > 1,
+        }
         return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
     def fingerprint(self) -> str:

@@ -52,7 +52,7 @@ class FakeRunner:
     def slot(self, sequence, position):
         return sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
-    def execute(self, scheduled, kept=()):
+    def execute(self, scheduled, kept=(), scored=()):
         self.batches.append([(part.sequence.request_id, part.start, part.num_new_tokens) for part in scheduled])
         if self.before_step is not None:
             self.before_step(scheduled)
@@ -65,8 +65,20 @@ class FakeRunner:
             context = [self.slots[self.slot(part.sequence, p)] for p in range(end)]
             assert context == part.sequence.token_ids[:end], "the cache does not hold this sequence's context"
             if part.samples:
-                rows.append(torch.nn.functional.one_hot(torch.tensor(next_token(context)), VOCAB).float())
+                rows.append(one_hot(next_token(context)))
+        places = [
+            part.sequence.token_ids[: p + 1]
+            for part in scheduled
+            for p in range(part.start, part.start + part.num_new_tokens)
+        ]
+        kept = [*kept, *range(len(rows), len(rows) + len(scored))]
+        rows += [one_hot(next_token(places[place])) for place in scored]
         return HeadOutput.of_logits(torch.stack(rows) if rows else torch.empty(0, VOCAB), kept)
+
+
+def one_hot(token):
+    """Logits with one favourite."""
+    return torch.nn.functional.one_hot(torch.tensor(token), VOCAB).float()
 
 
 class FakeRenderer:
@@ -88,6 +100,9 @@ class FakeStream:
 class FakeDetokenizer:
     def start(self):
         return FakeStream()
+
+    def token_text(self, token_id):
+        return f"<{token_id}>"
 
 
 @dataclass

@@ -36,7 +36,7 @@ class Witness:
         self._runner = runner
         self.seen = {}
 
-    def execute(self, scheduled, kept):
+    def execute(self, scheduled, kept, scored=()):
         sampling = [part.sequence for part in scheduled if part.samples]
         head = self._runner.execute(scheduled, range(len(sampling)))
         for sequence, line in zip(sampling, head.logits, strict=True):

@@ -90,3 +90,10 @@ def test_one_stop_string_may_stand_without_a_list():
 )
 def test_greedy_is_temperature_zero_or_one_candidate(params, greedy):
     assert SamplingParams(**params).is_greedy is greedy
+
+
+def test_result_columns_are_those_that_the_parameters_fill():
+    assert spec().result_columns() == ()
+    assert spec(logprobs=0).result_columns() == ("logprobs", "cumulative_logprob")
+    assert spec(prompt_logprobs=3, n=2, temperature=1).result_columns() == ("prompt_logprobs", "samples")
+    assert spec(best_of=2, temperature=1).result_columns() == ("cumulative_logprob", "samples")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_BUFFERED_CHARS = 32 * 2**20
 """A checkpoint is due when the answers held in memory have this many characters."""
+CHARS_AN_ITEM = 256
 MAX_ERROR_SAMPLES = 100
 """Error rows of a part that are also written to the database."""
 
@@ -94,7 +95,7 @@ class Checkpoint:
             self._first_at = self._clock()
         self._rows.append(row)
         self._device_ns += device_ns
-        self._chars += len(row.output or "")
+        self._chars += len(row.output or "") + _extra_chars(row)
         self.completion_tokens += row.usage.completion_tokens
 
     def flush(self) -> None:
@@ -110,6 +111,11 @@ class Checkpoint:
         file = self._writer.write(rows)
         self._ledger.commit_part(self._attempt_id, _describe(rows, device_ns, file, self._replaced))
         self._last_at = self._clock()
+
+
+def _extra_chars(row: ResultRow) -> int:
+    """About how many characters the lists in a row's optional columns stand for: a table for each token, say."""
+    return sum(CHARS_AN_ITEM * len(value) for value in row.extra.values() if isinstance(value, list))
 
 
 def _describe(

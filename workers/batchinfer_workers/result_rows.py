@@ -69,7 +69,7 @@ class ResultRows:
             if price
             else None,
             clamped_max_tokens=completion.clamped_max_tokens,
-            warnings=warnings + completion.warnings,
+            warnings=warnings + completion.warnings + self._left_out(completion),
             extra=self._extra(completion),
         )
 
@@ -77,6 +77,11 @@ class ResultRows:
         """Values of the optional columns that the job writes."""
         extra = {"token_ids": completion.token_ids, **completion.extra}
         return {name: extra[name] for name in self._columns if name in extra}
+
+    def _left_out(self, completion: Completion) -> tuple[str, ...]:
+        """What a row asked for by a column of its own, in a job that has no result column for it."""
+        asked = [name for name in ("logprobs", "prompt_logprobs", "samples") if name in completion.extra]
+        return tuple(f"no_column:{name}" for name in asked if name not in self._columns)
 
     def errored(self, row_index: int, error: RowError, warnings: tuple[str, ...] = ()) -> ResultRow:
         """Outcome of a row that cannot become a request."""

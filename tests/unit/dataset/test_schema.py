@@ -95,6 +95,23 @@ def test_token_ids_are_kept_where_they_are_asked_for():
     assert batch.column("token_ids").to_pylist() == [[1, 2], [], None]
 
 
+def test_scores_and_samples_have_their_place_in_the_schema():
+    top = [{"token_id": 3, "token": "a", "logprob": -0.5}]
+    entry = {"token_id": 4, "token": "b", "logprob": -1.5, "rank": 2, "top": top}
+    first = {"token_id": 1, "token": "<s>", "logprob": None, "rank": None, "top": []}
+    sample = {"sample_index": 0, "output": "b", "finish_reason": "stop", "token_ids": [4], "cumulative_logprob": -1.5}
+    extra = {
+        "logprobs": [entry],
+        "prompt_logprobs": [first, entry],
+        "cumulative_logprob": -1.5,
+        "samples": [{**sample, "logprobs": [entry]}],
+    }
+    schema = ResultSchema(pa.schema([]), optional=list(extra))
+    rows = [ResultRow(i, RowStatus.SUCCEEDED, "m", 1, extra=given) for i, given in enumerate((extra, {}))]
+    found = schema.to_batch(rows).select(list(extra)).to_pylist()
+    assert found == [extra, dict.fromkeys(extra)]
+
+
 def test_a_part_is_sorted_hashed_and_counted(tmp_path):
     writer = PartWriter(OutputLayout(str(tmp_path), "job_1"), ResultSchema(INPUT, "bi_"), 3, 17)
     rows = [ResultRow(i, RowStatus.SUCCEEDED, "m", 17, output=str(i)) for i in (5, 2, 9)]

@@ -1,0 +1,92 @@
+"""From sequences that have ended to the completion of their row: the one place where an answer gets its final form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from batchinfer.types import Completion, ErrorCode, FinishReason, RowError, RowStatus, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Sequence as Sequence_
+
+    from batchinfer.engine.detokenizer import Detokenizer
+    from batchinfer.engine.logprobs import TokenScore
+    from batchinfer.engine.sequence import Sequence
+
+    Ended = tuple[Sequence, FinishReason]
+    """A sequence and why it ended."""
+
+
+class AnswerWriter:
+    """Writes completions. Values of optional result columns go into ``Completion.extra`` where the row asks for them."""
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
+
+    def completion(self, ended: Sequence_[Ended], usage: Usage, device_ns: int, prompt: str | None) -> Completion:
+        """A row that succeeded; ``ended`` are its samples, best first. ``prompt`` is put before each text (``echo``)."""
+        (sequence, reason), params = ended[0], ended[0][0].params
+        return Completion(
+            request_id=sequence.request_id,
+            status=RowStatus.SUCCEEDED,
+            text=(prompt or "") + sequence.stop.text,
+            token_ids=tuple(sequence.output_token_ids),
+            finish_reason=reason,
+            usage=usage,
+            device_ns=device_ns,
+            clamped_max_tokens=sequence.clamped_max_tokens,
+            extra=self._scores(sequence)
+            | self._prompt_scores(ended)
+            | ({"samples": self._samples(ended, prompt)} if params.num_sequences > 1 else {}),
+        )
+
+    def _samples(self, ended: Iterable[Ended], prompt: str | None) -> list[dict[str, Any]]:
+        return [
+            {
+                "sample_index": index,
+                "output": (prompt or "") + sequence.stop.text,
+                "finish_reason": reason.value,
+                "token_ids": sequence.output_token_ids,
+                **self._scores(sequence),
+            }
+            for index, (sequence, reason) in enumerate(ended)
+        ]
+
+    def _scores(self, sequence: Sequence) -> dict[str, Any]:
+        scores = sequence.scores
+        if scores is None:
+            return {}
+        cumulative = {"cumulative_logprob": scores.cumulative}
+        if scores.num_top is None:
+            return cumulative
+        return {"logprobs": [self._score(score) for score in scores.tokens], **cumulative}
+
+    def _prompt_scores(self, ended: Iterable[Ended]) -> dict[str, Any]:
+        sequence = next((s for s, _ in ended if s.prompt_scores is not None), None)
+        if sequence is None or sequence.prompt_scores is None:
+            return {}
+        first = sequence.token_ids[0]
+        unscored = {"token_id": first, "token": self._text(first), "logprob": None, "rank": None, "top": []}
+        return {"prompt_logprobs": [unscored, *(self._score(score) for score in sequence.prompt_scores.tokens)]}
+
+    def _score(self, score: TokenScore) -> dict[str, Any]:
+        top = [{"token_id": token, "token": self._text(token), "logprob": value} for token, value in score.top]
+        text = self._text(score.token_id)
+        return {"token_id": score.token_id, "token": text, "logprob": score.logprob, "rank": score.rank, "top": top}
+
+    def _text(self, token_id: int) -> str:
+        return self._detokenizer.token_text(token_id)
+
+
+def failed(request_id: str, error: RowError, usage: Usage, device_ns: int, clamped: int | None) -> Completion:
+    """A row that did not succeed."""
+    cancelled = error.code is ErrorCode.JOB_CANCELLED
+    return Completion(
+        request_id=request_id,
+        status=RowStatus.CANCELLED if cancelled else RowStatus.ERRORED,
+        error=error,
+        usage=usage,
+        device_ns=device_ns,
+        clamped_max_tokens=clamped,
+    )
