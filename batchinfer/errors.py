@@ -7,6 +7,7 @@
     │   ├── InvalidSpecError      a job description that cannot run
     │   ├── InputError            an input that cannot be read as asked
     │   ├── ConflictError         the state or an idempotency key does not allow it
+    │   ├── PreconditionError     it was changed since the caller read it
     │   ├── NotFoundError         no such job, worker or file
     │   ├── UnauthorizedError     no key, or one that is not (any more) good
     │   ├── ForbiddenError        the key is good, but not for this
@@ -62,6 +63,12 @@ class ConflictError(UserError):
     """The job's state, or an idempotency key used with another body, does not allow this."""
 
     code = "conflict"
+
+
+class PreconditionError(ConflictError):
+    """The thing was changed since the caller read it."""
+
+    code = "precondition_failed"
 
 
 class NotFoundError(UserError):

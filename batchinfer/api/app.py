@@ -12,7 +12,7 @@ from batchinfer import __version__
 from batchinfer.api.access import Access, AccessMiddleware, Gate
 from batchinfer.api.errors import install_error_handlers
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
-from batchinfer.api.routes import batches, files, health, jobs, models
+from batchinfer.api.routes import batches, files, health, job_events, jobs, keys, models, tenants, workers
 from batchinfer.jobs.files import FileStore
 from batchinfer.jobs.service import JobService
 
@@ -52,9 +52,8 @@ def create_app(
             app.state.service.close()
 
     app = FastAPI(title="batchinfer", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
-    for routes in (jobs, files, batches, models):
-        app.include_router(routes.router)
-    app.include_router(health.router)
+    for noun in (jobs, job_events, files, batches, models, workers, keys, tenants, health):
+        app.include_router(noun.router)
     install_error_handlers(app)
     # the last one added is the outermost
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes, streamed=[files.UPLOAD])

@@ -69,6 +69,20 @@ def get_job_id(job_id: Annotated[str, Path(description="Id of a job.")]) -> str:
     return job_id
 
 
+def plain_text(text: str | None) -> str | None:
+    """Text to look for in the database, without what no column holds: a NUL makes PostgreSQL fail."""
+    return None if text is None else text.replace("\0", "\ufffd")
+
+
+def get_if_match(
+    if_match: Annotated[
+        str | None, Header(alias="If-Match", description="The `ETag` that the caller has read; `*` is any.")
+    ] = None,
+) -> str | None:
+    """The version of an If-Match header, or None where any will do."""
+    return None if if_match is None or if_match.strip() == "*" else if_match.strip().removeprefix("W/").strip('"')
+
+
 async def get_raw_body(request: Request) -> Any:
     """The body's JSON as it was sent: what two requests under one idempotency key must share."""
     try:
@@ -86,6 +100,7 @@ Files = Annotated[FileStore, Depends(get_files)]
 Batches = Annotated[BatchService, Depends(get_batches)]
 RawBody = Annotated[Any, Depends(get_raw_body)]
 JobId = Annotated[str, Depends(get_job_id)]
+IfMatch = Annotated[str | None, Depends(get_if_match)]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most items of the page.")]
 IdempotencyKey = Annotated[
     str | None,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from batchinfer.jobs.tenants import TENANT_ID
 from batchinfer.jobs.views import JobView, View
 
 
@@ -32,6 +33,59 @@ class RetryBody(Body):
         "cancelled",
     )
     """Rows that ended so run again."""
+
+
+Text = Annotated[str, Field(max_length=200)]
+Root = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$")]
+Roots = Annotated[tuple[Root, ...], Field(max_length=100)]
+TEN_YEARS = 10 * 366 * 86400
+
+
+class KeyBody(Body):
+    """A key to make."""
+
+    tenant: Annotated[str | None, Field(pattern=f"^{TENANT_ID.pattern}$")] = None
+    """Whom it acts for; None is the caller's own tenant."""
+    platform: bool = False
+    """A key that sees every tenant."""
+    role: Literal["viewer", "submitter", "admin"] = "submitter"
+    name: Text | None = None
+    """A name for people."""
+    scopes: Annotated[tuple[Annotated[str, Field(max_length=40)], ...], Field(max_length=32)] = ()
+    """``NOUN:read``, ``NOUN:write`` or ``NOUN:*``; none: all that the role may."""
+    expires_in_seconds: Annotated[int | None, Field(ge=1, le=TEN_YEARS)] = None
+    """None: never."""
+    rate_per_minute: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
+    """Most requests a minute; None: as the server says."""
+
+
+class RotateBody(Body):
+    """How a rotation goes."""
+
+    overlap_seconds: Annotated[int, Field(ge=0, le=TEN_YEARS)] = 86400
+    """How long the old key lives on."""
+
+
+class TenantBody(Body):
+    """A tenant to add."""
+
+    id: Annotated[str, Field(pattern=f"^{TENANT_ID.pattern}$")]
+    """1 to 40 of a-z, 0-9 and -."""
+    name: Text | None = None
+    """A name for people."""
+    input_roots: Roots = ()
+    """Folders or URIs below which inputs must lie; none: as the installation says."""
+    output_roots: Roots = ()
+
+
+class TenantChanges(Body):
+    """What is given is changed."""
+
+    name: Text | None = None
+    input_roots: Roots | None = None
+    output_roots: Roots | None = None
+    disabled: bool | None = None
+    """True: its keys are refused."""
 
 
 class RetryView(View):

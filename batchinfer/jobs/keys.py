@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Row
 
 KEY = re.compile(r"bi_([0-9a-z]{12})_([0-9A-Za-z]{43})", re.ASCII)
+KEY_ID = re.compile(r"[0-9a-z]{12}", re.ASCII)
 SCOPE = re.compile(r"(\*|[a-z][a-z-]{0,31}):(read|write|\*)", re.ASCII)
 _LOWER = "0123456789abcdefghijklmnopqrstuvwxyz"
 _LETTERS = _LOWER + _LOWER[10:].upper()

@@ -7,7 +7,7 @@ Where to read what:
 - ``ledger_leases``: lease a shard, heartbeat
 - ``ledger_endings``: release, fail, reap; ``isolation`` finds the row that kills engines
 - ``ledger_commits``: parts and shards
-- ``ledger_control``: cancel, pause, resume, retry, deadlines
+- ``ledger_control``: cancel, pause, resume, retry, deadlines; ``ledger_changes``: priority, deadline, budget, labels
 - ``ledger_files``: uploaded files; the batches of the OpenAI door
 - ``ledger_workers``: the registered workers, and what waits for them
 - ``cost``: overhead, sums, prices
@@ -16,6 +16,7 @@ Where to read what:
 from __future__ import annotations
 
 from batchinfer.jobs.cost import Costs
+from batchinfer.jobs.ledger_changes import Changes
 from batchinfer.jobs.ledger_commits import Commits
 from batchinfer.jobs.ledger_control import RETRIED, Control
 from batchinfer.jobs.ledger_files import Batches, Files
@@ -26,7 +27,7 @@ from batchinfer.jobs.ledger_workers import Workers
 __all__ = ["RETRIED", "Ledger"]
 
 
-class Ledger(Jobs, Planning, Commits, Control, Workers, Files, Batches, Costs):
+class Ledger(Jobs, Planning, Commits, Control, Changes, Workers, Files, Batches, Costs):
     """State of jobs over a database engine made by :func:`batchinfer.db.session.create_db_engine`.
 
     Thread-safe. Transient database errors (a restart, a deadlock, a busy SQLite) are retried for up to

@@ -97,6 +97,8 @@ class Jobs(LedgerBase):
         *,
         caller: Caller | None = None,
         state: JobState | None = None,
+        model: str | None = None,
+        name: str | None = None,
         limit: int = 50,
         after: str | None = None,
     ) -> list[JobRecord]:
@@ -106,6 +108,10 @@ class Jobs(LedgerBase):
             query = caller.only(query, Job.tenant_id)
         if state is not None:
             query = query.where(Job.state == state)
+        if model is not None:
+            query = query.where(Job.model == model)
+        if name is not None:
+            query = query.where(Job.name == name)
         if after is not None:
             query = query.where(Job.id < after)
         return [job_record(row) for row in self._rows(query)]

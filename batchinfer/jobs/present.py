@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from batchinfer.jobs.views import (
@@ -10,11 +11,15 @@ from batchinfer.jobs.views import (
     ErrorKind,
     ErrorPage,
     ErrorSample,
+    EventView,
     JobFault,
     JobView,
+    KeyView,
     Progress,
     RowCounts,
+    TenantView,
     TokenUsage,
+    WorkerView,
 )
 from batchinfer.money import nanos_to_usd
 from batchinfer.types import ERROR_CODES, ErrorCode, ErrorCodeInfo, Usage
@@ -23,10 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from decimal import Decimal
 
+    from batchinfer.jobs.keys import KeyRecord
     from batchinfer.jobs.leases import RowErrorSample
     from batchinfer.jobs.queries import ErrorCount
-    from batchinfer.jobs.records import CostReport, JobRecord
+    from batchinfer.jobs.records import CostReport, JobEvent, JobRecord, WorkerRecord
     from batchinfer.jobs.speed import Speed
+    from batchinfer.jobs.tenants import TenantRecord
 
 
 def job_view(job: JobRecord, speed: Speed) -> JobView:
@@ -135,6 +142,38 @@ def _error_sample(sample: RowErrorSample) -> ErrorSample:
         message=sample.message,
         retryable=info.retryable,
     )
+
+
+def event_view(event: JobEvent) -> EventView:
+    """The view of an event."""
+    return EventView(id=event.id, job_id=event.job_id, at=event.at, kind=event.kind, data=dict(event.data))
+
+
+def worker_view(worker: WorkerRecord, *, is_alive: bool) -> WorkerView:
+    """The view of a worker."""
+    return WorkerView(
+        id=worker.id,
+        hostname=worker.hostname,
+        pid=worker.pid,
+        device=worker.device,
+        version=worker.version,
+        models=list(worker.models),
+        usd_per_hour=nanos_to_usd(worker.nanos_per_hour),
+        is_alive=is_alive,
+        started_at=worker.started_at,
+        last_seen_at=worker.last_seen_at,
+        stats=dict(worker.stats),
+    )
+
+
+def key_view(key: KeyRecord) -> KeyView:
+    """The view of a key."""
+    return KeyView.model_validate(asdict(key))
+
+
+def tenant_view(tenant: TenantRecord) -> TenantView:
+    """The view of a tenant."""
+    return TenantView.model_validate(asdict(tenant))
 
 
 def cost_view(job: JobRecord, report: CostReport) -> CostView:

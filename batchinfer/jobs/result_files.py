@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from batchinfer.errors import InputError, NotFoundError
@@ -19,41 +20,55 @@ if TYPE_CHECKING:
 _RESULT_COLUMNS = ("row_index", "status", "output", "finish_reason", "error", "usage", "cost_usd")
 
 
+@dataclass(frozen=True, slots=True)
+class RangedFile:
+    """A result file and the rows of the input that it has, a half-open range."""
+
+    file: ResultFile
+    row_start: int
+    row_end: int
+
+
 def results_view(job: JobRecord, shards: Iterable[ShardRecord]) -> ResultsView:
     """The finished output by its manifest, or the shards published so far."""
+    return ResultsView(
+        job_id=job.id,
+        state=job.state,
+        output=output_of(job),
+        is_complete=job.manifest_path is not None and job.state.is_terminal,
+        manifest=job.manifest_path if job.state.is_terminal else None,
+        files=[ranged.file for ranged in ranged_files(job, shards)],
+    )
+
+
+def ranged_files(job: JobRecord, shards: Iterable[ShardRecord]) -> Iterator[RangedFile]:
+    """Result files in input order: the manifest's, or those of the shards published so far."""
     from batchinfer.dataset.layout import OutputLayout  # noqa: PLC0415 -- pyarrow loads when it is used
 
     output = output_of(job)
     files = _manifest_files(output) if job.state.is_terminal else None
-    if files is None:
-        layout = OutputLayout(output, job.id)
-        files = [
-            _shard_file(layout.shard_path(shard.index), shard)
-            for shard in shards
-            if shard.state is ShardState.COMMITTED
-        ]
-    return ResultsView(
-        job_id=job.id,
-        state=job.state,
-        output=output,
-        is_complete=job.manifest_path is not None and job.state.is_terminal,
-        manifest=job.manifest_path if job.state.is_terminal else None,
-        files=files,
-    )
+    if files is not None:
+        yield from files
+        return
+    layout = OutputLayout(output, job.id)
+    for shard in shards:
+        if shard.state is ShardState.COMMITTED:
+            yield RangedFile(_shard_file(layout.shard_path(shard.index), shard), shard.row_start, shard.row_end)
 
 
-def _manifest_files(output: str) -> list[ResultFile] | None:
+def _manifest_files(output: str) -> list[RangedFile] | None:
     """None where the manifest cannot be read: this machine may see other disks than the workers do."""
     from batchinfer.dataset.manifest import read_manifest  # noqa: PLC0415 -- pyarrow loads when it is used
 
     folder = output.rstrip("/").rpartition("/")[0] if output.endswith(".parquet") else output.rstrip("/")
     with suppress(NotFoundError, InputError, OSError):
         return [
-            ResultFile(
-                path=f"{folder}/{file.name}",
-                num_rows=file.row_end - file.row_start,
-                num_bytes=file.num_bytes,
-                sha256=file.sha256,
+            RangedFile(
+                ResultFile(
+                    path=f"{folder}/{file.name}", num_rows=file.num_rows, num_bytes=file.num_bytes, sha256=file.sha256
+                ),
+                file.row_start,
+                file.row_end,
             )
             for file in read_manifest(output).files
         ]
@@ -77,7 +92,7 @@ def first_rows(spec: JobSpec, files: Iterable[ResultFile], limit: int) -> list[P
     """
     rows: list[PreviewRow] = []
     for file in files:
-        rows.extend(_preview(row, spec) for row in _read_head(file.path, spec, limit - len(rows)))
+        rows.extend(result_row(row, spec) for row in _read_head(file.path, spec, limit - len(rows)))
         if len(rows) >= limit:
             break
     return rows
@@ -91,11 +106,15 @@ def _read_head(path: str, spec: JobSpec, limit: int) -> Iterator[dict[str, Any]]
     filesystem, inner = open_filesystem(path)
     with filesystem.open_input_file(inner) as stream:
         file = pq.ParquetFile(stream, pre_buffer=False)
-        wanted = [spec.column_prefix + name for name in _RESULT_COLUMNS] + _prompt_columns(spec)
-        present = [name for name in wanted if name in file.schema_arrow.names]
+        present = [name for name in result_row_columns(spec) if name in file.schema_arrow.names]
         batch = next(file.iter_batches(batch_size=limit, columns=present), None)
         if batch is not None:
             yield from batch.to_pylist()
+
+
+def result_row_columns(spec: JobSpec) -> list[str]:
+    """Columns of a result file that :func:`result_row` looks at, where there are such."""
+    return [spec.column_prefix + name for name in _RESULT_COLUMNS] + _prompt_columns(spec)
 
 
 def _prompt_columns(spec: JobSpec) -> list[str]:
@@ -106,7 +125,8 @@ def _prompt_columns(spec: JobSpec) -> list[str]:
     return named or ["messages", "prompt"]
 
 
-def _preview(row: Mapping[str, Any], spec: JobSpec) -> PreviewRow:
+def result_row(row: Mapping[str, Any], spec: JobSpec) -> PreviewRow:
+    """A row of a result file, as people see it."""
     result: dict[str, Any] = {name: row.get(spec.column_prefix + name) for name in _RESULT_COLUMNS}
     prompts = (_prompt_text(row.get(name)) for name in _prompt_columns(spec))
     return PreviewRow(

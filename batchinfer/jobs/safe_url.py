@@ -91,6 +91,8 @@ def check_url(
         raise UnsafeUrlError(
             f"{url[:100]!r} does not begin with {' or '.join(f'{s}://' for s in schemes)}host", param="url"
         )
+    if not 0 < _port(parsed) < 65536:
+        raise UnsafeUrlError(f"{url[:100]!r} has no port from 1 to 65535", param="url")
     if parsed.userinfo:
         raise UnsafeUrlError("a URL with a name or password in it would end in logs; leave them out", param="url")
     return _check_host(parsed.host, _port(parsed), allowed, resolve)

@@ -20,12 +20,14 @@ from batchinfer.jobs.ledger import RETRIED, Ledger
 from batchinfer.jobs.ledger_jobs import stored_key
 from batchinfer.jobs.models import known_models
 from batchinfer.jobs.paths import check_output_is_free, resolve_paths
-from batchinfer.jobs.present import cost_view, error_page, job_view, output_of
+from batchinfer.jobs.present import cost_view, error_page, event_view, job_view, output_of, worker_view
 from batchinfer.jobs.result_files import first_rows, results_view
+from batchinfer.jobs.row_pages import read_rows
+from batchinfer.jobs.spec import parse_spec
 from batchinfer.jobs.speed import measure_speed
 from batchinfer.jobs.status import JobState
 from batchinfer.jobs.tenants import Tenants
-from batchinfer.jobs.views import JobList
+from batchinfer.jobs.views import EventList, JobList, RowPage, WorkerList
 from batchinfer.money import usd_to_nanos
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
     from batchinfer.dataset.verify import VerifyReport
+    from batchinfer.jobs.changes import JobChanges
     from batchinfer.jobs.dispatch import Dispatcher
     from batchinfer.jobs.openai_views import ModelList
     from batchinfer.jobs.records import JobRecord
@@ -177,11 +180,21 @@ class JobService:
         """How a job stands. Raises NotFoundError."""
         return self.view(self.job(job_id))
 
-    def list_jobs(self, *, state: JobState | None = None, limit: int = 20, after: str | None = None) -> JobList:
+    def list_jobs(
+        self,
+        *,
+        state: JobState | None = None,
+        model: str | None = None,
+        name: str | None = None,
+        limit: int = 20,
+        after: str | None = None,
+    ) -> JobList:
         """A page of jobs, newest first. Raises NotFoundError if ``after`` is no job."""
         if after is not None:
             self.job(after)
-        found = self.ledger.list_jobs(caller=self.caller, state=state, limit=limit + 1, after=after)
+        found = self.ledger.list_jobs(
+            caller=self.caller, state=state, model=model, name=name, limit=limit + 1, after=after
+        )
         views = [self.view(job) for job in found[:limit]]
         return JobList(
             data=views,
@@ -216,6 +229,34 @@ class JobService:
         except OSError as error:
             raise InputError(f"the results cannot be read from this machine: {error}") from None
 
+    def rows(self, job_id: str, *, after: int = -1, status: RowStatus | None = None, limit: int = 20) -> RowPage:
+        """A page of result rows, in input order, of those that are published.
+
+        Raises:
+            NotFoundError: no such job.
+            InputError: a file cannot be read from this machine.
+        """
+        job = self.job(job_id)
+        try:
+            page = read_rows(job, self.ledger.shards(job_id), after=after, status=status, limit=limit)
+        except OSError as error:
+            raise InputError(f"the results cannot be read from this machine: {error}") from None
+        has_more = page.next_after is not None
+        return RowPage(job_id=job.id, data=page.rows, has_more=has_more, next_after=page.next_after)
+
+    def events(self, job_id: str, *, after: int = 0, limit: int = 100) -> EventList:
+        """What happened to a job since an event. Raises NotFoundError."""
+        job = self.job(job_id)
+        found = self.ledger.events(job.id, after=after, limit=limit + 1)
+        return EventList(data=[event_view(event) for event in found[:limit]], has_more=len(found) > limit)
+
+    def workers(self) -> WorkerList:
+        """All workers. Raises ForbiddenError: they are the platform's, and tell of every tenant's models."""
+        self.caller.check_platform()
+        alive_since = self._now() - WORKER_SILENCE
+        views = [worker_view(w, is_alive=w.last_seen_at >= alive_since) for w in self.ledger.list_workers()]
+        return WorkerList(data=views, has_more=False)
+
     def cost(self, job_id: str) -> CostView:
         """What a job has cost. Raises NotFoundError."""
         job = self.job(job_id)
@@ -244,6 +285,29 @@ class JobService:
         return known_models(self.engine, names, caller=self.caller, workers_since=self._now() - WORKER_SILENCE)
 
     # -- steering -----------------------------------------------------------------------------------------------------
+    def change(self, job_id: str, changes: JobChanges, *, version: str | None = None) -> JobView:
+        """Change what is set in ``changes``, if the job is still at ``version``.
+
+        Raises:
+            NotFoundError: no such job.
+            ConflictError: the job has ended; PreconditionError: it was changed since.
+            InvalidSpecError: a deadline that has passed.
+        """
+        return self.view(self.ledger.change(self.job(job_id).id, changes.columns(), version=version))
+
+    def clone(
+        self, job_id: str, changes: Mapping[str, Any], *, base: Path | None, idempotency_key: str | None = None
+    ) -> tuple[JobView, bool]:
+        """Submit a job like this one, with some fields of the spec changed; see :meth:`submit`.
+
+        Output and deadline are not taken over: the one is taken, the other was for that time.
+        """
+        old = self.job(job_id)
+        kept = old.spec.model_dump(mode="json", exclude={"output", "deadline"}, exclude_unset=True)
+        spec = parse_spec(kept | dict(changes))
+        body = {"clone": old.id, "changes": dict(changes)}
+        return self.submit(spec, base=base, idempotency_key=idempotency_key, body=body)
+
     def cancel(self, job_id: str) -> JobView:
         """Stop a job; rows that ended are kept. Raises ConflictError, NotFoundError."""
         return self.view(self.ledger.cancel(self.job(job_id).id))

@@ -8,11 +8,15 @@ import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from batchinfer.errors import InvalidSpecError
 from batchinfer.sampling_params import MAX_TOKENS, SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _DURATION = re.compile(r"(\d+)\s*([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -209,3 +213,18 @@ class JobSpec(BaseModel):
         """SHA-256 over the canonical JSON of the spec, in hex: equal specs have equal fingerprints."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_spec(fields: Mapping[str, Any]) -> JobSpec:
+    """Make a spec.
+
+    Raises:
+        InvalidSpecError: in one sentence, with the field at fault.
+    """
+    try:
+        return JobSpec.model_validate(dict(fields))
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False)[0]
+        param = ".".join(map(str, fault["loc"])) or None
+        message = str(fault["msg"]).removeprefix("Value error, ")
+        raise InvalidSpecError(f"{param}: {message}" if param else message, param=param) from None

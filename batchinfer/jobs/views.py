@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
@@ -182,6 +182,128 @@ class PreviewRow(View):
     error_message: str | None
     usage: TokenUsage
     cost_usd: Usd | None
+
+
+class RowPage(View):
+    """A page of result rows, in input order."""
+
+    object: Literal["list"] = "list"
+    job_id: str
+    data: list[PreviewRow]
+    has_more: bool
+    next_after: int | None
+    """Send it as ``after`` for the next page. A page may be empty and have a next one: rows of a rare status are looked
+    for in a bounded number of rows at a time."""
+
+
+class EventView(View):
+    """Something that happened to a job."""
+
+    id: int
+    """Counts up; send the last one as ``after`` to get what came since."""
+    object: Literal["job.event"] = "job.event"
+    job_id: str
+    at: datetime
+    kind: str
+    """A stable word, such as ``submitted``, ``state`` or ``retry``."""
+    data: dict[str, Any]
+
+
+class EventList(View):
+    """A page of events, oldest first."""
+
+    object: Literal["list"] = "list"
+    data: list[EventView]
+    has_more: bool
+
+
+class WorkerView(View):
+    """A worker that registered and did not say goodbye."""
+
+    id: str
+    object: Literal["worker"] = "worker"
+    hostname: str
+    pid: int
+    device: str
+    version: str
+    models: list[str]
+    usd_per_hour: Usd
+    is_alive: bool
+    """It gave a sign of life within the last two minutes."""
+    started_at: datetime
+    last_seen_at: datetime
+    stats: dict[str, Any]
+    """What its engine says of itself."""
+
+
+class WorkerList(View):
+    """All workers, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[WorkerView]
+    has_more: bool
+
+
+class KeyView(View):
+    """An API key without its secret."""
+
+    id: str
+    object: Literal["key"] = "key"
+    tenant: str | None
+    """Whom it acts for; None is the whole platform."""
+    name: str | None
+    role: str
+    scopes: list[str]
+    """Nouns and verbs that it is narrowed down to; none: all that the role may."""
+    rate_per_minute: int | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+    """To the minute."""
+    replaced_by: str | None
+    """The key that came out of its rotation."""
+
+
+class NewKeyView(KeyView):
+    """A key that was just made: the only time that it is shown."""
+
+    key: str
+    """Send it as ``Authorization: Bearer``; it is kept nowhere."""
+
+
+class KeyList(View):
+    """A page of keys, by id."""
+
+    object: Literal["list"] = "list"
+    data: list[KeyView]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class TenantView(View):
+    """A tenant."""
+
+    id: str
+    object: Literal["tenant"] = "tenant"
+    name: str | None
+    input_roots: list[str]
+    """Inputs must lie below one of these; none: as the installation says."""
+    output_roots: list[str]
+    created_at: datetime | None
+    """None: the default tenant, which nobody has made."""
+    disabled_at: datetime | None
+
+
+class TenantList(View):
+    """A page of tenants, by id."""
+
+    object: Literal["list"] = "list"
+    data: list[TenantView]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class CostView(View):

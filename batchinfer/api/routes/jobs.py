@@ -4,21 +4,26 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Response
 
-from batchinfer.api.deps import Files, IdempotencyKey, JobId, Limit, RawBody, Service
+from batchinfer.api.deps import Files, IdempotencyKey, IfMatch, JobId, Limit, RawBody, Service, plain_text
 from batchinfer.api.schemas import ErrorBody, ResumeBody, RetryBody, RetryView
+from batchinfer.jobs.changes import JobChanges
 from batchinfer.jobs.ids import new_job_id
+from batchinfer.jobs.ledger_changes import version_of
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.status import JobState
-from batchinfer.jobs.views import CostView, ErrorPage, JobList, JobView, ResultsView
+from batchinfer.jobs.views import CostView, ErrorPage, JobList, JobView, ResultsView, RowPage
 from batchinfer.types import RowStatus
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
+JOB_ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorBody, "description": "No such job."},
     422: {"model": ErrorBody, "description": "A field is wrong; `param` names it."},
 }
+_CHANGED: dict[int | str, dict[str, Any]] = {
+    412: {"model": ErrorBody, "description": "The job was changed since it was read."}
+}
 _CONFLICT: dict[int | str, dict[str, Any]] = {409: {"model": ErrorBody, "description": "The job's state forbids it."}}
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=_ERRORS)
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=JOB_ERRORS)
 
 
 @router.post("", status_code=202, responses=_CONFLICT)
@@ -40,27 +45,75 @@ def submit_job(  # noqa: PLR0917 -- FastAPI passes by name
     view, is_new = service.submit(
         spec, base=None, idempotency_key=idempotency_key, body=body, job_id=job_id, attach=attach
     )
-    response.headers["Location"] = f"/v1/jobs/{view.id}"
-    if not is_new:
-        response.headers["Idempotent-Replayed"] = "true"
+    _say_where(response, view, is_new)
     return view
 
 
+def _say_where(response: Response, view: JobView, is_new: bool) -> None:
+    response.headers["Location"] = f"/v1/jobs/{view.id}"
+    if not is_new:
+        response.headers["Idempotent-Replayed"] = "true"
+
+
 @router.get("")
-def list_jobs(
+def list_jobs(  # noqa: PLR0917 -- FastAPI passes them by name
     service: Service,
     limit: Limit = 20,
     after: Annotated[str | None, Query(description="Last id of the page before.")] = None,
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    model: Annotated[str | None, Query(max_length=1024, description="Only jobs of this model.")] = None,
+    name: Annotated[str | None, Query(max_length=200, description="Only jobs of this name.")] = None,
 ) -> JobList:
     """List jobs, newest first."""
-    return service.list_jobs(state=state, limit=limit, after=after)
+    return service.list_jobs(
+        state=state, model=plain_text(model), name=plain_text(name), limit=limit, after=plain_text(after)
+    )
 
 
 @router.get("/{job_id}")
-def get_job(job_id: JobId, service: Service) -> JobView:
-    """Poll a job: state, rows, speed, time left, cost."""
-    return service.get(job_id)
+def get_job(job_id: JobId, service: Service, response: Response) -> JobView:
+    """Poll a job: state, rows, speed, time left, cost. The `ETag` names the version of what PATCH can change."""
+    job = service.job(job_id)
+    response.headers["ETag"] = f'"{version_of(job)}"'
+    return service.view(job)
+
+
+@router.patch("/{job_id}", responses=_CONFLICT | _CHANGED)
+def change_job(
+    job_id: JobId, service: Service, body: JobChanges, response: Response, if_match: IfMatch = None
+) -> JobView:
+    """Change name, tags, priority, deadline or budget; null takes a name, deadline or budget away.
+
+    With `If-Match: ETAG` only if nobody changed the job since it was read.
+    """
+    service.change(job_id, body, version=if_match)
+    return get_job(job_id, service, response)
+
+
+@router.post("/{job_id}/clone", status_code=202, responses=_CONFLICT)
+def clone_job(
+    job_id: JobId,
+    service: Service,
+    response: Response,
+    body: Annotated[dict[str, Any] | None, Body(description="Fields of the job's spec to change.")] = None,
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
+    """Submit a job like this one, with the fields of the body changed. Output and deadline are not taken over."""
+    view, is_new = service.clone(job_id, body or {}, base=None, idempotency_key=idempotency_key)
+    _say_where(response, view, is_new)
+    return view
+
+
+@router.get("/{job_id}/rows")
+def get_rows(
+    job_id: JobId,
+    service: Service,
+    limit: Limit = 20,
+    after: Annotated[int, Query(ge=-1, lt=2**63, description="`next_after` of the page before.")] = -1,
+    status: Annotated[RowStatus | None, Query(description="Only rows with this status.")] = None,
+) -> RowPage:
+    """Result rows in input order, of those that are published so far."""
+    return service.rows(job_id, after=after, status=status, limit=limit)
 
 
 @router.get("/{job_id}/errors")
@@ -72,7 +125,7 @@ def get_errors(
     code: Annotated[str | None, Query(max_length=64, description="Only rows with this code.")] = None,
 ) -> ErrorPage:
     """Rows that did not succeed: what kinds there are, what to do, and samples."""
-    return service.errors(job_id, limit=limit, offset=offset, code=code)
+    return service.errors(job_id, limit=limit, offset=offset, code=plain_text(code))
 
 
 @router.get("/{job_id}/results")

@@ -48,9 +48,21 @@ def test_the_documentation_names_every_route_and_the_error_shape(client):
     paths = {path: set(methods) for path, methods in document["paths"].items()}
     job = "/v1/jobs/{job_id}"
     assert paths["/v1/jobs"] == {"get", "post"}
-    assert paths[job] == {"get"}
+    assert paths[job] == {"get", "patch"}
     assert {path for path in paths if path.startswith(job + "/")} == {
-        f"{job}/{tail}" for tail in ("errors", "results", "cost", "cancel", "pause", "resume", "retry")
+        f"{job}/{tail}"
+        for tail in (
+            "errors",
+            "results",
+            "cost",
+            "rows",
+            "events",
+            "cancel",
+            "pause",
+            "resume",
+            "retry",
+            "clone",
+        )
     }
     assert {"/healthz", "/readyz"} <= set(paths)
     submit = document["paths"]["/v1/jobs"]["post"]

@@ -1,0 +1,106 @@
+"""``rows``, ``events`` and ``workers``: a closer look."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from batchinfer.cli.connect import open_service
+from batchinfer.cli.console import MISSING, one_line, print_json, print_table, usd
+from batchinfer.cli.options import json_option
+from batchinfer.cli.results import print_rows
+from batchinfer.jobs.status import HELD, JobState
+from batchinfer.types import RowStatus
+
+if TYPE_CHECKING:
+    from batchinfer.jobs.views import EventView
+
+POLL_SECONDS = 1.0
+
+
+@click.command("rows")
+@click.argument("job_id", metavar="JOB")
+@click.option("--status", type=click.Choice([status.value for status in RowStatus]), help="Only rows with this status.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most rows to show.")
+@click.option("--after", type=click.IntRange(-1), default=-1, help="Begin behind this row index.")
+@json_option
+def rows_command(job_id: str, status: str | None, limit: int, after: int, as_json: bool) -> None:
+    """Show result rows in input order, also while the job runs."""
+    wanted = None if status is None else RowStatus(status)
+    with open_service() as service:
+        page = service.rows(job_id, after=after, status=wanted, limit=limit)
+    if as_json:
+        print_json(page)
+        return
+    print_rows(page.data)
+    if page.has_more:
+        only = "" if status is None else f"--status {status} "
+        click.echo(f"more: batchinfer rows {job_id} {only}--limit {limit} --after {page.next_after}", err=True)
+
+
+@click.command("events")
+@click.argument("job_id", metavar="JOB")
+@click.option("--after", type=click.IntRange(0), default=0, help="Begin behind this event.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most events at once.")
+@click.option("--follow", is_flag=True, help="Go on until the job ends or is held.")
+@json_option
+def events_command(job_id: str, after: int, limit: int, follow: bool, as_json: bool) -> None:
+    """Show what happened to a job, oldest first.
+
+    With --json --follow: one JSON document a line.
+    """
+    with open_service() as service:
+        while follow:
+            job = service.job(job_id)
+            page = service.events(job_id, after=after, limit=limit)
+            for event in page.data:
+                after = event.id
+                if as_json:
+                    print_json(event, is_line=True)
+                else:
+                    click.echo("\t".join(_row(event)))
+            is_still = job.state.is_terminal or job.state in HELD or job.state is JobState.FAILED
+            if is_still and not page.has_more:
+                return
+            time.sleep(0 if page.has_more else POLL_SECONDS)
+        page = service.events(job_id, after=after, limit=limit)
+    if as_json:
+        print_json(page)
+        return
+    print_table(("EVENT", "TIME", "KIND", "DETAILS"), [_row(event) for event in page.data])
+    if page.has_more:
+        click.echo(f"more: batchinfer events {job_id} --limit {limit} --after {page.data[-1].id}", err=True)
+
+
+def _row(event: EventView) -> tuple[str, ...]:
+    return str(event.id), event.at.isoformat(timespec="seconds"), event.kind, one_line(json.dumps(event.data), 120)
+
+
+@click.command("workers")
+@json_option
+def workers_command(as_json: bool) -> None:
+    """List workers: where they run, with which model, and whether they give signs of life."""
+    with open_service() as service:
+        found = service.workers()
+    if as_json:
+        print_json(found)
+        return
+    if not found.data:
+        click.echo("no worker is running: start `batchinfer worker`", err=True)
+        return
+    rows = [
+        (
+            worker.id,
+            worker.hostname,
+            worker.device,
+            ", ".join(worker.models) or MISSING,
+            usd(worker.usd_per_hour),
+            "alive" if worker.is_alive else "silent",
+            worker.last_seen_at.isoformat(timespec="seconds"),
+        )
+        for worker in found.data
+    ]
+    print_table(("WORKER", "HOST", "DEVICE", "MODELS", "PER HOUR", "STATE", "LAST SEEN"), rows)

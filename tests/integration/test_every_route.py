@@ -1,0 +1,161 @@
+"""Every route of the app, called with another tenant's key: what belongs to someone else is not there.
+
+The routes are read from the app, so a new one fails here until it is known how to call it: put the ids of the path into
+:data:`IDS`, and a body that is valid into :data:`BODIES`.
+"""
+
+import pytest
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+from starlette.routing import Route
+
+from batchinfer.api.access import PUBLIC_PATHS, Access
+from batchinfer.api.app import create_app
+from batchinfer.jobs.caller import Caller, Role
+from batchinfer.jobs.service import JobService
+from batchinfer.settings import Settings
+from tests.played import complete, make_spec
+
+SECRET = "only-for-red"
+
+# path parameter -> how to get red's id of it
+IDS = {
+    "job_id": lambda red: red["job"],
+    "key_id": lambda red: red["key"],
+    "tenant": lambda red: "red",
+}
+# what a route needs besides its path, so that the answer is not about the body
+BODIES = {
+    ("POST", "/v1/jobs"): {"json": {"inputs": ["s3://b/p.parquet"], "model": "org/name"}},
+    ("PATCH", "/v1/jobs/{job_id}"): {"json": {"name": "mine now"}},
+    ("POST", "/v1/keys"): {"json": {"tenant": "red", "role": "viewer"}},
+    ("POST", "/v1/tenants"): {"json": {"id": "green"}},
+    ("PATCH", "/v1/tenants/{tenant}"): {"json": {"disabled": True}},
+}
+# routes for the platform alone: a tenant's key is told so, whatever it asks for
+PLATFORM = {
+    ("GET", "/metrics"),
+    ("GET", "/v1/workers"),
+    ("GET", "/v1/tenants"),
+    ("POST", "/v1/tenants"),
+}
+# pages about the program itself
+PAGES = {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+# routes without a path parameter that name another tenant's thing in the body
+NAMES_RED = {("POST", "/v1/keys")}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    made = JobService.connect(f"sqlite:///{tmp_path_factory.mktemp('walk') / 'b.db'}", "memory://")
+    for tenant in ("red", "blue"):
+        made.tenants.add(Caller.operator(), tenant)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def red(service, tmp_path_factory):
+    """What the tenant red has."""
+    acting = service.acting_for(Caller("red", Role.ADMIN))
+    spec = make_spec(tmp_path_factory.mktemp(SECRET), name=SECRET, tags={"a": SECRET})
+    view, _ = acting.submit(spec, base=None)
+    complete(service.ledger, view.id, errored=1)
+    record, _ = acting.keys.create(acting.caller, tenant="red", role=Role.VIEWER, name=SECRET)
+    return {"job": view.id, "key": record.id}
+
+
+@pytest.fixture(scope="module")
+def app(service):
+    return create_app(Settings.load(), service=service, access=Access.KEYS)
+
+
+def clients_of(app, service, tenant, role=Role.ADMIN):
+    token = service.keys.create(Caller.operator(), tenant=tenant, role=role)[1]
+    return TestClient(app, headers={"Authorization": f"Bearer {token}"}, raise_server_exceptions=False)
+
+
+def flat(routes):
+    """Routes, and those of included routers, which FastAPI keeps as they were given."""
+    for route in routes:
+        included = getattr(route, "original_router", None)
+        if included is None:
+            yield route
+        else:
+            assert not route.include_context.prefix, "this test reads paths as routers have them"
+            yield from flat(included.routes)
+
+
+def routes(app):
+    """``(method, path, names of path parameters)`` of all there is."""
+    found = []
+    for route in flat(app.routes):
+        if isinstance(route, APIRoute):
+            names = [param.name for param in route.dependant.path_params]
+            names += [p.name for d in route.dependant.dependencies for p in d.path_params]
+            found += [(method, route.path, set(names)) for method in route.methods]
+        else:
+            assert isinstance(route, Route), f"this test does not know how to walk {route!r}"
+            assert route.path in PAGES, f"this test does not know the page {route.path}"
+    return sorted(found)
+
+
+def ask(client, method, path, names, red):
+    missing = names - set(IDS)
+    assert not missing, f"{method} {path}: teach this test the path parameters {missing}"
+    where = path.format(**{name: IDS[name](red) for name in names})
+    return client.request(method, where, **BODIES.get((method, path), {}))
+
+
+def test_there_are_routes(app):
+    """The walk misses none of those that the documentation names."""
+    documented = {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
+    assert len(documented) > 20
+    assert documented <= {(method, path) for method, path, _ in routes(app)}
+
+
+def test_another_tenants_key_sees_nothing_anywhere(app, service, red):
+    before = service.job(red["job"])
+    with clients_of(app, service, "blue") as client:
+        for method, path, names in routes(app):
+            response = ask(client, method, path, names, red)
+            where = f"{method} {path} answered {response.status_code}: {response.text[:300]}"
+            if path in PUBLIC_PATHS:
+                assert response.status_code == 200, where
+            elif (method, path) in PLATFORM:
+                assert response.status_code == 403, where
+            elif names or (method, path) in NAMES_RED:
+                assert response.status_code == 404, where
+            else:
+                assert response.status_code < 300, where
+            shown = response.text.replace(red["job"], "").replace(red["key"], "") if names else response.text
+            assert SECRET not in shown, where
+            assert names or (red["job"] not in shown and red["key"] not in shown), where
+    assert service.job(red["job"]) == before
+    assert service.keys.get(Caller.operator(), red["key"]).revoked_at is None
+
+
+def test_the_owner_is_not_told_that_nothing_is_there(app, service, red):
+    """The walk above would also pass if the routes never found anything."""
+    with clients_of(app, service, "red") as client:
+        for method, path, names in routes(app):
+            if names:
+                assert ask(client, method, path, names, red).status_code not in (401, 403, 404) or (
+                    (method, path) == ("PATCH", "/v1/tenants/{tenant}")
+                ), (method, path)
+
+
+def test_no_route_answers_without_a_key(app, red):
+    with TestClient(app) as client:
+        for method, path, names in routes(app):
+            if path not in PUBLIC_PATHS:
+                assert ask(client, method, path, names, red).status_code == 401, (method, path)
+        for path in PAGES:
+            assert client.get(path).status_code == 401
+
+
+def test_a_viewer_changes_nothing(app, service, red):
+    with clients_of(app, service, "red", Role.VIEWER) as client:
+        for method, path, names in routes(app):
+            if method not in ("GET", "HEAD") and path not in PUBLIC_PATHS:
+                assert ask(client, method, path, names, red).status_code == 403, (method, path)
