@@ -6,7 +6,7 @@ import hashlib
 import json
 from copy import copy
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from batchinfer.db.migrate import current, head, upgrade
 from batchinfer.db.session import create_db_engine
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from batchinfer.jobs.views import CostView, ErrorPage, JobView, PreviewRow, ResultsView
     from batchinfer.types import RowStatus
 
+UseInputs: TypeAlias = "Callable[[JobSpec, str], tuple[JobSpec, Callable[[Connection, str], None]]]"
 WORKER_SILENCE = timedelta(minutes=2)
 """A worker that is silent for longer is not counted as alive."""
 MAX_KEY_LENGTH = 255
@@ -296,17 +297,27 @@ class JobService:
         return self.view(self.ledger.change(self.job(job_id).id, changes.columns(), version=version))
 
     def clone(
-        self, job_id: str, changes: Mapping[str, Any], *, base: Path | None, idempotency_key: str | None = None
+        self,
+        job_id: str,
+        changes: Mapping[str, Any],
+        *,
+        base: Path | None,
+        idempotency_key: str | None = None,
+        use_inputs: UseInputs | None = None,
     ) -> tuple[JobView, bool]:
         """Submit a job like this one, with some fields of the spec changed; see :meth:`submit`.
 
-        Output and deadline are not taken over: the one is taken, the other was for that time.
+        Output and deadline are not taken over: the one is taken, the other was for that time. ``use_inputs`` is
+        :meth:`~batchinfer.jobs.files.FileStore.use_inputs` for the caller, where inputs may name stored files.
         """
         old = self.job(job_id)
         kept = old.spec.model_dump(mode="json", exclude={"output", "deadline"}, exclude_unset=True)
         spec = parse_spec(kept | dict(changes))
         body = {"clone": old.id, "changes": dict(changes)}
-        return self.submit(spec, base=base, idempotency_key=idempotency_key, body=body)
+        new_id, attach = new_job_id(), None
+        if use_inputs is not None:
+            spec, attach = use_inputs(spec, new_id)
+        return self.submit(spec, base=base, idempotency_key=idempotency_key, body=body, job_id=new_id, attach=attach)
 
     def cancel(self, job_id: str) -> JobView:
         """Stop a job; rows that ended are kept. Raises ConflictError, NotFoundError."""

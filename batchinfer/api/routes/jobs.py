@@ -1,5 +1,6 @@
 """Jobs: submit, poll, steer, fetch."""
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Response
@@ -91,15 +92,22 @@ def change_job(
 
 
 @router.post("/{job_id}/clone", status_code=202, responses=_CONFLICT)
-def clone_job(
+def clone_job(  # noqa: PLR0917 -- FastAPI passes them by name
     job_id: JobId,
     service: Service,
     response: Response,
+    files: Files,
     body: Annotated[dict[str, Any] | None, Body(description="Fields of the job's spec to change.")] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Submit a job like this one, with the fields of the body changed. Output and deadline are not taken over."""
-    view, is_new = service.clone(job_id, body or {}, base=None, idempotency_key=idempotency_key)
+    view, is_new = service.clone(
+        job_id,
+        body or {},
+        base=None,
+        idempotency_key=idempotency_key,
+        use_inputs=partial(files.use_inputs, service.caller),
+    )
     _say_where(response, view, is_new)
     return view
 
