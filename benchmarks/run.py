@@ -3,9 +3,11 @@
     python -m benchmarks.run --model model.gguf [--workload W3] [--dtype bfloat16] [--quantization int8]
         [--kv-cache-dtype int8]
         [--scale 0.25] [--peer] [--rounds 2]
+    python -m benchmarks.run --model model.gguf --end-to-end 512 [--quantization int8] [--rounds 2]
 
 Prints output tokens a second, without loading; writes benchmarks/results/<time>.json with hardware and versions.
-Figures compare only within one run on one machine.
+Figures compare only within one run on one machine. ``--end-to-end`` measures `batchinfer run` on a Parquet file of as
+many rows like W3's beside the bare engine: what the job around the engine costs.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.end_to_end import compare, overhead_percent
 from benchmarks.machine import machine
 from benchmarks.workloads import Item, make
 
@@ -108,7 +111,37 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peer", action="store_true", help="measure transformers too")
+    parser.add_argument("--end-to-end", type=int, metavar="ROWS", help="a job of so many rows beside the bare engine")
     options = parser.parse_args()
+    results = run_end_to_end(options) if options.end_to_end else run_workloads(options)
+    report = {
+        **machine(),
+        "model": Path(options.model).name,
+        "dtype": options.dtype,
+        "quantization": options.quantization,
+        "kv_cache_dtype": options.kv_cache_dtype,
+        "scale": options.scale,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "results": results,
+    }
+    if options.end_to_end:
+        report |= {"overhead_percent": overhead_percent(results)}
+        print(f"the job took {report['overhead_percent']} % longer than the bare engine")
+    folder = Path(__file__).with_name("results")
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    print(path)
+
+
+def run_end_to_end(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The job and the bare engine in turn."""
+    settings = {"model": options.model, "dtype": options.dtype, "quantization": options.quantization}
+    return compare(settings, rows=options.end_to_end, rounds=options.rounds, say=lambda text: print(text, flush=True))
+
+
+def run_workloads(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every engine on every workload, rounds interleaved."""
     engines: list[Ours | Transformers] = [
         Ours(options.model, options.dtype, options.quantization, options.kv_cache_dtype)
     ]
@@ -124,21 +157,7 @@ def main() -> None:
                     f"{name}  {engine.name:<14}{figures['tokens_per_second']:>9.1f} tokens/s{figures['seconds']:>9.1f} s",
                     flush=True,
                 )
-    report = {
-        **machine(),
-        "model": Path(options.model).name,
-        "dtype": options.dtype,
-        "quantization": options.quantization,
-        "kv_cache_dtype": options.kv_cache_dtype,
-        "scale": options.scale,
-        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "results": results,
-    }
-    folder = Path(__file__).with_name("results")
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    print(path)
+    return results
 
 
 if __name__ == "__main__":
