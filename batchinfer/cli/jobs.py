@@ -104,6 +104,7 @@ def print_status(view: JobView) -> None:
             ("tokens", _tokens(view)),
             ("speed", _speed(view)),
             ("cost", _cost(view)),
+            ("reused", _reused(view)),
             ("deadline", view.deadline.isoformat() if view.deadline else ""),
             *(("warning", one_line(warning)) for warning in view.warnings),
             ("next", _next_step(view)),
@@ -133,6 +134,15 @@ def _cost(view: JobView) -> str:
     if cost.list_usd is not None:
         text += f", {usd(cost.list_usd)} at list price"
     return text + (f", budget {usd(cost.budget_usd)}" if cost.budget_usd is not None else "")
+
+
+def _reused(view: JobView) -> str:
+    reuse = view.reuse
+    if reuse is None:
+        return ""
+    share = "" if reuse.hit_rate is None else f" ({reuse.hit_rate:.1%} of the answers)"
+    listed = "" if reuse.saved_list_usd is None else f", {usd(reuse.saved_list_usd)} at list price"
+    return f"{count(reuse.rows)} rows{share}, saved {usd(reuse.saved_usd)} metered{listed}"
 
 
 def _next_step(view: JobView) -> str:

@@ -55,6 +55,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "dtype": {"type": click.Choice([choice.value for choice in Dtype])},
     "quantization": {"type": click.Choice([choice.value for choice in Quantization])},
     "kv_cache_dtype": {"type": click.Choice([choice.value for choice in KVCacheDtype])},
+    "reuse_results": {"is_flag": True},
     "shard_rows": {"type": int},
     "priority": {"type": int},
     "deadline": {"metavar": "TIME"},

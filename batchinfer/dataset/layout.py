@@ -79,6 +79,12 @@ class OutputLayout:
         """Path or URI of the manifest."""
         return self.manifest.uri
 
+    @property
+    def key_index(self) -> Location:
+        """Index of the finished rows' keys: hidden, beside the manifest."""
+        name = f"_{self.output.name.removesuffix('.parquet')}.keys.bin" if self.is_single_file else "_keys.bin"
+        return self.manifest.parent.child(name)
+
     def prepare(self) -> None:
         """Create the folders and claim them for this job; idempotent.
 

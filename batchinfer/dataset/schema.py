@@ -59,12 +59,19 @@ SAMPLES_TYPE = pa.list_(
         ]
     )
 )
+ROW_KEY = "row_key"
+REUSED_FROM = "reused_from"
 OPTIONAL_COLUMNS: dict[str, pa.DataType] = {
     "token_ids": pa.list_(pa.int32()),
     "logprobs": LOGPROBS_TYPE,
     "cumulative_logprob": pa.float64(),
     "prompt_logprobs": LOGPROBS_TYPE,
     "samples": SAMPLES_TYPE,
+    # what decides the row's answer, in 16 bytes; the row that was computed, its tokens and what it cost
+    ROW_KEY: pa.binary(16),
+    REUSED_FROM: pa.struct(
+        [("job_id", pa.large_string()), ("row_index", pa.int64()), ("usage", USAGE_TYPE), ("cost_usd", USD_TYPE)]
+    ),
 }
 """Result columns that a job has only if its spec asks for them (:meth:`JobSpec.result_columns`), in the order in which
 they are written. Their values come from :attr:`ResultRow.extra`, null where a row has none."""
@@ -75,7 +82,7 @@ METADATA_PREFIX = "batchinfer."
 class ResultRow:
     """One row's outcome. Costs are nano-dollars; ``attempt`` is the attempt id that wrote it.
 
-    ``output`` is None unless the row succeeded. ``clamped_max_tokens`` becomes the warning ``max_tokens_clamped:N``.
+    ``output`` is None unless the row succeeded or is a copy of one that did. ``clamped_max_tokens`` becomes the warning ``max_tokens_clamped:N``.
     """
 
     row_index: int
@@ -92,6 +99,9 @@ class ResultRow:
     warnings: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Values of optional columns, by name; text in them must be representable (see ``replace_surrogates``)."""
+    saved_nanos: int = 0
+    saved_list_nanos: int = 0
+    """What a deduplicated row did not cost, metered and at list price; no columns."""
 
 
 class ResultSchema:

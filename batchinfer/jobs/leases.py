@@ -110,6 +110,8 @@ class PartCommit:
     num_bytes: int = 0
     sha256: str = ""
     row_errors: tuple[RowErrorSample, ...] = ()
+    saved_nanos: int = 0
+    saved_list_nanos: int = 0
 
 
 @dataclass(frozen=True, slots=True)

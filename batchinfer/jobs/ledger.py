@@ -10,6 +10,7 @@ Where to read what:
 - ``ledger_control``: cancel, pause, resume, retry, deadlines; ``ledger_changes``: priority, deadline, budget, labels
 - ``ledger_files``: uploaded files; the batches of the OpenAI door
 - ``ledger_workers``: the registered workers, and what waits for them
+- ``reuse``: indexes of finished jobs' rows
 - ``cost``: overhead, sums, prices
 """
 
@@ -23,11 +24,12 @@ from batchinfer.jobs.ledger_files import Batches, Files
 from batchinfer.jobs.ledger_jobs import Jobs
 from batchinfer.jobs.ledger_planning import Planning
 from batchinfer.jobs.ledger_workers import Workers
+from batchinfer.jobs.reuse import KeyIndexes
 
 __all__ = ["RETRIED", "Ledger"]
 
 
-class Ledger(Jobs, Planning, Commits, Control, Changes, Workers, Files, Batches, Costs):
+class Ledger(Jobs, Planning, Commits, Control, Changes, Workers, Files, Batches, Costs, KeyIndexes):
     """State of jobs over a database engine made by :func:`batchinfer.db.session.create_db_engine`.
 
     Thread-safe. Transient database errors (a restart, a deadlock, a busy SQLite) are retried for up to

@@ -112,6 +112,7 @@ def _insert_part(connection: Connection, attempt: Row[Any], part: PartCommit, no
             path=part.path, num_rows=part.num_rows, num_bytes=part.num_bytes, sha256=part.sha256,
             device_ns=part.device_ns, replaced=part.replaced.as_dict(), created_at=now,
             metered_nanos=part.metered_nanos, list_nanos=part.list_nanos,
+            saved_nanos=part.saved_nanos, saved_list_nanos=part.saved_list_nanos,
             **count_columns(part.counts), **asdict(part.usage),
         )
         .returning(Part.id)
@@ -138,7 +139,8 @@ def _count_part(connection: Connection, attempt: Row[Any], part: PartCommit) -> 
         .where(Shard.id == attempt.shard_id)
         .values(done_rows=Shard.done_rows + part.num_rows, num_faults=0, **_plus(Shard, change))
     )
-    work = asdict(part.usage) | {"metered_nanos": part.metered_nanos, "list_nanos": part.list_nanos}
+    amounts = ("metered_nanos", "list_nanos", "saved_nanos", "saved_list_nanos")
+    work = asdict(part.usage) | {name: getattr(part, name) for name in amounts}
     if changes := _plus(Job, change | work):
         connection.execute(update(Job).where(Job.id == attempt.job_id).values(changes))
 

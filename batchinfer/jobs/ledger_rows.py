@@ -70,6 +70,8 @@ def job_record(row: Row[Any]) -> JobRecord:
         metered_nanos=row.metered_nanos,
         overhead_nanos=row.overhead_nanos,
         list_nanos=row.list_nanos,
+        saved_nanos=row.saved_nanos,
+        saved_list_nanos=row.saved_list_nanos,
         retry_generation=row.retry_generation,
         created_at=row.created_at,
         planned_at=row.planned_at,

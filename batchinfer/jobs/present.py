@@ -16,6 +16,7 @@ from batchinfer.jobs.views import (
     JobView,
     KeyView,
     Progress,
+    Reuse,
     RowCounts,
     TenantView,
     TokenUsage,
@@ -53,6 +54,7 @@ def job_view(job: JobRecord, speed: Speed) -> JobView:
         usage=token_usage(job.usage),
         progress=_progress(job, speed),
         cost=_cost_so_far(job),
+        reuse=_reuse(job),
         warnings=list(job.warnings),
         priority=job.priority,
         deadline=job.deadline_at,
@@ -102,6 +104,18 @@ def _cost_so_far(job: JobRecord) -> CostSoFar:
         overhead_usd=nanos_to_usd(job.overhead_nanos),
         list_usd=_optional_usd(job.list_nanos or None),
         budget_usd=_optional_usd(job.budget_nanos),
+    )
+
+
+def _reuse(job: JobRecord) -> Reuse | None:
+    if not job.spec.reuse_results:
+        return None
+    copied, answered = job.counts.deduplicated, job.counts.deduplicated + job.counts.succeeded
+    return Reuse(
+        rows=copied,
+        hit_rate=round(copied / answered, 6) if answered else None,
+        saved_usd=nanos_to_usd(job.saved_nanos),
+        saved_list_usd=_optional_usd(job.saved_list_nanos or None),
     )
 
 

@@ -87,6 +87,8 @@ class JobRecord:
     metered_nanos: int
     overhead_nanos: int
     list_nanos: int
+    saved_nanos: int
+    saved_list_nanos: int
     retry_generation: int
     created_at: datetime
     planned_at: datetime | None

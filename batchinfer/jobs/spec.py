@@ -152,6 +152,9 @@ class JobSpec(BaseModel):
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
     """Precision of the KV cache; ``int8`` needs about half of the memory, on the CPU."""
 
+    reuse_results: bool = False
+    """Compute new and changed rows only, and copy the others' answers from earlier jobs of the same spec and model."""
+
     shard_rows: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
     """Most rows a shard; None cuts shards of about equal estimated tokens."""
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
@@ -206,6 +209,8 @@ class JobSpec(BaseModel):
             "cumulative_logprob": params.has_scores,
             "prompt_logprobs": self.prompt_logprobs is not None,
             "samples": params.num_sequences > 1,
+            "row_key": self.reuse_results,
+            "reused_from": self.reuse_results,
         }
         return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 

@@ -69,6 +69,19 @@ class CostSoFar(View):
     budget_usd: Usd | None
 
 
+class Reuse(View):
+    """What a job with ``reuse_results`` did not have to compute."""
+
+    rows: int
+    """Rows whose answers are copies; the status ``deduplicated``."""
+    hit_rate: float | None
+    """Their share of the rows that have an answer, 0 to 1; None without one."""
+    saved_usd: Usd
+    """What computing the rows that were copied cost, metered."""
+    saved_list_usd: Usd | None
+    """What they would have cost at list price; None without a price for the model."""
+
+
 class JobFault(View):
     """Why a job as a whole failed."""
 
@@ -97,6 +110,8 @@ class JobView(View):
     usage: TokenUsage
     progress: Progress
     cost: CostSoFar
+    reuse: Reuse | None
+    """None unless the job has ``reuse_results``."""
     warnings: list[str]
     priority: int
     deadline: datetime | None

@@ -137,6 +137,8 @@ def _describe(
         num_bytes=file.num_bytes,
         sha256=file.sha256,
         row_errors=_samples(rows),
+        saved_nanos=sum(row.saved_nanos for row in rows),
+        saved_list_nanos=sum(row.saved_list_nanos for row in rows),
     )
 
 

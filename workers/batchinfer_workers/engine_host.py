@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from batchinfer.engine.model_identity import model_stamp
 from batchinfer.errors import EngineError
 from batchinfer_workers.engine_session import EngineSession, by_session
 
@@ -30,6 +31,7 @@ class _Running:
 
     config: EngineConfig
     process: EngineProcess
+    model_stamp: str | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     sessions: dict[int, EngineSession] = field(default_factory=dict)
     is_exclusive: bool = False
@@ -52,6 +54,7 @@ class _Loading:
     """An engine that is being loaded."""
 
     config: EngineConfig
+    model_stamp: str | None = None
     is_done: bool = False
     error: Exception | None = None
 
@@ -168,7 +171,10 @@ class EngineHost:
         try:
             if old:
                 self._retire(old, EngineError("the engine was replaced"))
+            loading.model_stamp = model_stamp(loading.config.model)
             process = self._start(loading.config)
+            # a hub model may have come with the loading
+            loading.model_stamp = loading.model_stamp or model_stamp(loading.config.model)
         except Exception as error:  # noqa: BLE001 -- raised again by the shard that waits for the engine
             self._end_loading(loading, None, error)
         else:
@@ -179,7 +185,7 @@ class EngineHost:
             loading.is_done, loading.error, self._loading = True, error, None
             is_wanted = process is not None and not self._is_closed
             if process is not None and is_wanted:
-                self._engine = _Running(loading.config, process)
+                self._engine = _Running(loading.config, process, loading.model_stamp)
                 threading.Thread(target=self._pump, args=(self._engine,), name="engine-pump", daemon=True).start()
             self._changed.notify_all()
         if process is not None and not is_wanted:
@@ -187,7 +193,7 @@ class EngineHost:
 
     def _open(self, engine: _Running, exclusive: bool) -> EngineSession:
         session = EngineSession(next(self._numbers), engine.process, share_of_unfinished=engine.share_of_unfinished)
-        session.engine_id = engine.id
+        session.engine_id, session.model_stamp = engine.id, engine.model_stamp
         if not engine.is_load_billed:
             engine.is_load_billed, session.load_ns = True, engine.process.load_ns
         engine.sessions[session.number] = session

@@ -29,6 +29,8 @@ class EngineSession:
         self.number = number
         self.load_ns = 0
         """Time the engine took to load, if it was loaded for this session, else 0."""
+        self.model_stamp: str | None = None
+        """Stamp of the model's files when the engine loaded them."""
         self.engine_id = ""
         """Unique name of the engine's process."""
         self.progress = 0

@@ -14,6 +14,7 @@ from batchinfer.jobs.batch_results import publish_batch_files
 from batchinfer.jobs.status import Action
 from batchinfer.money import nanos_to_usd
 from batchinfer_workers.heartbeat import LeaseKeeper
+from batchinfer_workers.reuse_index import write_key_index
 from batchinfer_workers.shard_files import output_layout, output_metadata
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def run_finalizing(ledger: Ledger, lease: FinalizeLease, *, lease_seconds: float
     with LeaseKeeper(renew, seconds=lease_seconds / 4) as keeper:
         results = _results(ledger, job)
         try:
-            manifest_path = _publish(job, results)
+            manifest_path = _publish(ledger, job, results)
             publish_batch_files(ledger, job)
         except Exception as error:  # noqa: BLE001 -- a full disk or a removed file: `resume` tries again
             keeper.check()
@@ -48,9 +49,9 @@ def run_finalizing(ledger: Ledger, lease: FinalizeLease, *, lease_seconds: float
         return ledger.finish(job.id, lease.token, manifest_path)
 
 
-def _publish(job: JobRecord, results: list[ShardResultFile]) -> str:
+def _publish(ledger: Ledger, job: JobRecord, results: list[ShardResultFile]) -> str:
     layout = output_layout(job)
-    finalize_output(
+    manifest = finalize_output(
         layout,
         results,
         num_rows=job.num_rows or 0,
@@ -60,6 +61,8 @@ def _publish(job: JobRecord, results: list[ShardResultFile]) -> str:
         job=_describe(job),
         metadata=output_metadata(job),
     )
+    if job.spec.reuse_results:
+        write_key_index(ledger, job, layout, manifest)
     return layout.manifest_path
 
 

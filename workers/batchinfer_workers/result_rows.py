@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from batchinfer.dataset.schema import ResultRow
+from batchinfer.dataset.schema import REUSED_FROM, ROW_KEY, ResultRow
 from batchinfer.money import DeviceMeter
-from batchinfer.types import ErrorCode, RowError, RowStatus
+from batchinfer.types import ErrorCode, FinishReason, RowError, RowStatus
 from batchinfer_workers.engine_session import row_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchinfer.dataset.reused_rows import ReusedRow
     from batchinfer.jobs.leases import Lease
     from batchinfer.money import Price
     from batchinfer.sampling_params import SamplingParams
@@ -45,6 +48,8 @@ class ResultRows:
         self._columns = lease.job.spec.result_columns()
         self._price = price
         self._meter = DeviceMeter(lease.nanos_per_hour)
+        self.key_of: Callable[[int], bytes | None] = lambda _row_index: None
+        """Key of a computed row, where the job's rows have keys."""
 
     @property
     def metered_nanos(self) -> int:
@@ -70,12 +75,32 @@ class ResultRows:
             else None,
             clamped_max_tokens=completion.clamped_max_tokens,
             warnings=warnings + completion.warnings + self._left_out(completion),
-            extra=self._extra(completion),
+            extra=self._extra(completion, row_of(completion)),
         )
 
-    def _extra(self, completion: Completion) -> dict[str, Any]:
+    def deduplicated(self, row_index: int, copy: ReusedRow, key: bytes | None, warnings: tuple[str, ...]) -> ResultRow:
+        """Outcome of a row whose answer is a copy: nothing was computed, so it has no tokens and costs nothing."""
+        usage, price = copy.reused_from["usage"] or {}, self._price
+        extra = {**copy.extra, ROW_KEY: key, REUSED_FROM: copy.reused_from}
+        return ResultRow(
+            row_index=row_index,
+            status=RowStatus.DEDUPLICATED,
+            model=self._model,
+            attempt=self._attempt,
+            output=copy.output,
+            finish_reason=None if copy.finish_reason is None else FinishReason(copy.finish_reason),
+            list_cost_nanos=0 if price else None,
+            warnings=tuple(dict.fromkeys((*warnings, *copy.warnings))),
+            extra={name: extra[name] for name in self._columns if name in extra},
+            saved_nanos=copy.cost_nanos,
+            saved_list_nanos=price.cost(**usage) if price and usage else 0,
+        )
+
+    def _extra(self, completion: Completion, row_index: int) -> dict[str, Any]:
         """Values of the optional columns that the job writes."""
         extra = {"token_ids": completion.token_ids, **completion.extra}
+        if ROW_KEY in self._columns:
+            extra[ROW_KEY] = self.key_of(row_index)
         return {name: extra[name] for name in self._columns if name in extra}
 
     def _left_out(self, completion: Completion) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ from batchinfer_workers.engine_session import row_of
 from batchinfer_workers.result_rows import with_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from batchinfer.dataset.prompt import RowInput
+    from batchinfer.dataset.schema import ResultRow
     from batchinfer.types import Message, Request
     from batchinfer_workers.checkpoint import Checkpoint
     from batchinfer_workers.engine_session import EngineSession
@@ -37,7 +38,10 @@ class Window:
 
 
 class RowPump:
-    """Runs the rows of one attempt. ``open_session`` is called with the first requests that need the engine."""
+    """Runs the rows of one attempt. ``open_session`` is called with the first requests that need the engine.
+
+    ``copies`` says which other rows a computed row's outcome answers, too.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class RowPump:
         *,
         open_session: Callable[[list[Request]], EngineSession],
         job_seed: int | None,
+        copies: Callable[[ResultRow], Iterable[ResultRow]] = lambda _row: (),
     ) -> None:
         self._inputs = inputs
         self._rows = rows
@@ -55,6 +60,7 @@ class RowPump:
         self._window = window
         self._open_session = open_session
         self._job_seed = job_seed
+        self._copies = copies
         self._session: EngineSession | None = None
         self._waiting: deque[Request] = deque()
         self._in_engine: dict[int, tuple[int, tuple[str, ...]]] = {}
@@ -119,7 +125,10 @@ class RowPump:
         for completion in self._session.poll(timeout):
             num_chars, warnings = self._in_engine.pop(row_of(completion))
             self._chars -= num_chars
-            self._checkpoint.add(self._rows.completed(completion, warnings), completion.device_ns)
+            row = self._rows.completed(completion, warnings)
+            self._checkpoint.add(row, completion.device_ns)
+            for copy in self._copies(row):
+                self._checkpoint.add(copy)
 
 
 def _num_chars(request: Request) -> int:

@@ -14,6 +14,7 @@ from batchinfer.dataset.sink import PartWriter, iter_done_rows
 from batchinfer.dataset.source import InputSource
 from batchinfer.jobs.leases import ShardResult
 from batchinfer.jobs.planner import prompt_config
+from batchinfer.jobs.status import ShardState
 from batchinfer_workers.remaining import RemainingRows
 
 if TYPE_CHECKING:
@@ -102,6 +103,13 @@ class ShardFiles:
 
     def _parts(self) -> list[str]:
         return [part.path for part in self._ledger.parts(self._lease.shard.id, generation=self._lease.generation)]
+
+    def own_results(self) -> Iterator[str]:
+        """Files of this job that may hold answers already: the shard's own parts, and other shards' published files."""
+        yield from self._parts()
+        for shard in self._ledger.shards(self._lease.job.id):
+            if shard.state is ShardState.COMMITTED and shard.id != self._lease.shard.id:
+                yield self.layout.shard_path(shard.index)
 
     def publish(self, result: ShardResult) -> None:
         """Make the committed file visible."""

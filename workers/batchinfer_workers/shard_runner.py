@@ -20,13 +20,17 @@ from batchinfer.money import DeviceMeter
 from batchinfer_workers.checkpoint import Checkpoint, CheckpointPolicy
 from batchinfer_workers.engine_config import engine_config
 from batchinfer_workers.heartbeat import LeaseKeeper
+from batchinfer_workers.remaining import RemainingRows
 from batchinfer_workers.result_rows import ResultRows
+from batchinfer_workers.reuse import RowReuse
 from batchinfer_workers.row_pump import RowPump, Window
 from batchinfer_workers.shard_files import ShardFiles
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable, Iterable
 
+    from batchinfer.dataset.schema import ResultRow
     from batchinfer.jobs.leases import Lease
     from batchinfer.jobs.ledger import Ledger
     from batchinfer.jobs.records import JobRecord
@@ -34,7 +38,6 @@ if TYPE_CHECKING:
     from batchinfer.types import Request
     from batchinfer_workers.engine_host import EngineHost
     from batchinfer_workers.engine_session import EngineSession
-    from batchinfer_workers.remaining import RemainingRows
 
 CLOSE_ROWS = 10_000
 """Rows of a cancelled or expired shard that are written between two commits."""
@@ -59,6 +62,7 @@ class ShardRunner:
         self._lease = lease
         self._draining = draining
         self._session: EngineSession | None = None
+        self._reuse: RowReuse | None = None
         self._ended_ns = 0
         self._seen_progress = -1
         self._keeper = LeaseKeeper(self._renew, seconds=settings.heartbeat_seconds, may_renew=self._makes_progress)
@@ -145,6 +149,34 @@ class ShardRunner:
         checkpoint.flush()
 
     def _run_rows(self, files: ShardFiles, remaining: RemainingRows, rows: ResultRows, checkpoint: Checkpoint) -> None:
+        """Copy what need not run, run the rest in the engine."""
+        reuse = self._reuse = RowReuse.of(self._lease.job, self._ledger)
+        if reuse is None:
+            self._pump_rows(files, remaining, rows, checkpoint)
+            return
+        reuse.look_at(files.read(remaining))
+        rows.key_of = reuse.key_of
+        for row in reuse.copies(rows, files.own_results()):
+            checkpoint.add(row)
+            remaining.discard([row.row_index])
+            if checkpoint.num_rows >= CLOSE_ROWS or checkpoint.is_due:
+                self._check_stop()
+                checkpoint.flush()
+        checkpoint.flush()
+        remaining.discard(reuse.followers)
+        self._pump_rows(files, remaining, rows, checkpoint, lambda row: reuse.copies_of(rows, row))
+        if left := reuse.followers:  # the row that they waited for failed
+            shard = self._lease.shard
+            self._pump_rows(files, RemainingRows(shard.row_start, shard.row_end, left), rows, checkpoint)
+
+    def _pump_rows(
+        self,
+        files: ShardFiles,
+        remaining: RemainingRows,
+        rows: ResultRows,
+        checkpoint: Checkpoint,
+        copies: Callable[[ResultRow], Iterable[ResultRow]] = lambda _row: (),
+    ) -> None:
         """Run rows in the engine. However that ends, what is finished is committed, unless the lease is lost."""
         pump = RowPump(
             files.read(remaining),
@@ -153,6 +185,7 @@ class ShardRunner:
             Window(self._settings.window_rows, self._settings.window_bytes),
             open_session=self._open_session,
             job_seed=self._lease.job.spec.seed,
+            copies=copies,
         )
         try:
             pump.run(check_stop=self._check_stop, on_commit=self._after_commit)
@@ -183,6 +216,9 @@ class ShardRunner:
         if session is None:
             raise Stopped("stopped while waiting for the engine")
         self._session = session
+        if self._reuse is not None and session.model_stamp != self._reuse.stamp:
+            # the engine was loaded before the model's files changed: its answers are not those of the files
+            self._reuse.is_valid = False
         if session.load_ns:
             self._book_load(session)
         if lease.probe_rows == 1:

@@ -21,6 +21,7 @@ from batchinfer.db.tables.jobs import (
     Shard,
     Worker,
 )
+from batchinfer.db.tables.reuse import KeyIndexRow
 from batchinfer.db.tables.schedules import ScheduleRow, ScheduleRunRow
 from batchinfer.db.tables.tenants import ApiKeyRow, TenantRow
 
@@ -38,6 +39,7 @@ __all__ = [
     "FileUse",
     "Job",
     "JobEventRow",
+    "KeyIndexRow",
     "LedgerEntry",
     "Part",
     "PriceRow",
