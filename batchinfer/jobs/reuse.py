@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import delete, insert, select
 
-from batchinfer import __version__
 from batchinfer.db.tables import Job, KeyIndexRow
 from batchinfer.jobs.ledger_base import LedgerBase
 
@@ -30,11 +29,11 @@ NO_PART_OF_ANSWERS = frozenset(
 """Fields of a spec that change no answer. All others are part of the scope, also those that a later version adds."""
 
 
-def scope_parts(job: JobRecord, revision: str) -> dict[str, Any]:
+def scope_parts(job: JobRecord, *, revision: str, version: str) -> dict[str, Any]:
     """What must be equal before rows of two jobs are compared: tenant, model, its revision, spec, program."""
     spec: JobSpec = job.spec
     fields = spec.model_dump(mode="json", exclude=set(NO_PART_OF_ANSWERS))
-    return {"tenant": job.tenant_id, "revision": revision, "version": __version__, "spec": fields}
+    return {"tenant": job.tenant_id, "revision": revision, "version": version, "spec": fields}
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,10 +87,14 @@ def check_template(text: str, param: str) -> None:
         raise InvalidSpecError(f"{param} is longer than {MAX_TEXT} characters", param=param)
     try:
         tree = _environment().parse(text)
+        _check_nodes(tree, text, param)
+        # only now: compiling works out constant expressions, of whatever size
         _environment().compile(tree)
     except jinja2.TemplateError as error:
         raise InvalidSpecError(f"{param} {text!r}: {error.message}", param=param) from None
-    tree = _environment().parse(text)
+
+
+def _check_nodes(tree: nodes.Template, text: str, param: str) -> None:
     for node in tree.find_all(nodes.Node):
         if not isinstance(node, _ALLOWED):
             raise InvalidSpecError(

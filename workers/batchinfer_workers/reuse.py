@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from batchinfer import __version__
 from batchinfer.dataset.filesystem import Location
 from batchinfer.dataset.key_index import NOWHERE, KeyIndex, KeyRun, split_keys
 from batchinfer.dataset.manifest import read_manifest
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 def scope_of(job: JobRecord) -> str | None:
     """Scope of the job's keys with the model as it is now; None where its revision is not known here."""
     revision = model_revision(job.model)
-    return None if revision is None else make_scope(scope_parts(job, revision))
+    return None if revision is None else make_scope(scope_parts(job, revision=revision, version=__version__))
 
 
 @dataclass(slots=True)
