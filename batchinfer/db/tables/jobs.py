@@ -40,8 +40,8 @@ class CountedWork:
     completion_tokens: Mapped[int] = mapped_column(default=0)
     metered_nanos: Mapped[int] = mapped_column(default=0)
     list_nanos: Mapped[int] = mapped_column(default=0)
-    saved_nanos: Mapped[int] = mapped_column(default=0)
-    saved_list_nanos: Mapped[int] = mapped_column(default=0)
+    saved_nanos: Mapped[int] = mapped_column(default=0, server_default="0")
+    saved_list_nanos: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class Job(CountedRows, CountedWork, Base):
