@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from tests.triton import test_attention, test_gemm, test_heads, test_moe, test_rope, test_rows
+from tests.triton import test_attention, test_gemm, test_heads, test_moe, test_rope, test_rows, test_sampler
 from tests.triton.mutants import MUTANTS, PACKAGE, Mutant, load
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -82,10 +82,16 @@ KILLERS = {
         test_heads.test_lm_head_argmax,
     ],
     "sampler": [
-        bound(test_heads.test_greedy_takes_the_first_of_the_best_and_its_log_probability, F32, None),
-        bound(test_heads.test_ties_with_the_last_one_kept_are_kept, None),
-        bound(test_heads.test_the_draw_is_the_noisiest_of_what_the_filters_keep, 2.0, None),
+        bound(test_sampler.test_greedy_takes_the_first_of_the_best_and_its_log_probability, F32, None),
+        bound(test_sampler.test_a_broken_row_has_no_token_and_its_neighbours_do, float("inf"), 1.0),
+        bound(test_sampler.test_the_draw_is_the_cpu_samplers_and_what_is_computed_by_hand, 2.0, None),
+        bound(test_sampler.test_ties_with_the_last_one_kept_are_kept, None),
     ],
+    "logprobs": [
+        bound(test_sampler.test_the_largest_logprobs_among_equals_across_stretches, None),
+        test_sampler.test_token_logprobs,
+    ],
+    "logit_changes": [bound(test_sampler.test_changes_by_hand, None), test_sampler.test_change_logits],
 }
 
 
@@ -93,14 +99,14 @@ def survives(mutant: Mutant, folder, monkeypatch) -> bool:
     """Whether every test passes with the mutated modules in the place of the real ones."""
     loaded = load(mutant, folder)
     names = {f"{PACKAGE}.{name}": module for name, module in loaded.items()}
-    for tests in (test_attention, test_gemm, test_heads, test_moe, test_rope, test_rows):
+    for tests in (test_attention, test_gemm, test_heads, test_moe, test_rope, test_rows, test_sampler):
         for name, value in list(vars(tests).items()):
             if isinstance(value, types.ModuleType) and value.__name__ in names:
                 monkeypatch.setattr(tests, name, names[value.__name__])
             elif isinstance(value, (type, types.FunctionType)) and value.__module__ in names:
                 monkeypatch.setattr(tests, name, getattr(names[value.__module__], name))
-    if mutant.module == "sampler":  # several stretches a row
-        monkeypatch.setattr(loaded["sampler"], "BLOCK", 32)
+    for name in {"sampler", "logprobs", "logit_changes"} & loaded.keys():  # several stretches a row
+        monkeypatch.setattr(loaded[name], "BLOCK", 32)
     for killer in KILLERS[mutant.module]:
         try:
             killer()

@@ -17,6 +17,8 @@ from batchinfer_kernels.int4_gemm import int4_gemm
 from batchinfer_kernels.int8_gemm import int8_gemm
 from batchinfer_kernels.kv_write import kv_write
 from batchinfer_kernels.lm_head import lm_head_argmax
+from batchinfer_kernels.logit_changes import Entries, LogitChanges, change_logits
+from batchinfer_kernels.logprobs import token_logprobs
 from batchinfer_kernels.paged_attention import AttentionForm, paged_attention
 from batchinfer_kernels.paged_kv import PagedKV
 from batchinfer_kernels.rope_and_kv_write import Rope, rope_and_kv_write
@@ -217,7 +219,10 @@ def expert_cases() -> list[Case]:
 def head_cases() -> list[Case]:
     """Llama 3's vocabulary."""
     floats, integers, longs = (meta(64, dtype=dtype) for dtype in (F32, I32, torch.int64))
-    rows = SamplingRows(floats, integers, floats, floats, longs, integers)
+    doubles = meta(64, dtype=torch.float64)
+    rows = SamplingRows(floats, integers, doubles, doubles, longs, integers)
+    entries = [Entries(meta(65, dtype=I32), meta(5000, dtype=I32), meta(5000, dtype=kind)) for kind in (F32, I32)]
+    changes = LogitChanges(integers, *entries, floats, floats, floats, meta(64, 4008, dtype=I32))
     return [
         Case("embedding 128256 x 4096", partial(embedding, integers, meta(128256, 4096))),
         Case(
@@ -228,6 +233,14 @@ def head_cases() -> list[Case]:
         ),
         Case("sample 128256", partial(sample, meta(64, 128256), rows)),
         Case("sample 128256, float32", partial(sample, meta(64, 128256, dtype=F32), rows)),
+        Case("token_logprobs 128256, 20 largest", partial(token_logprobs, meta(64, 128256), integers, 20)),
+        # lists of a few tokens, wherever they lie; and a mask that eight threads share a word of
+        Case(
+            "change_logits 128256",
+            partial(change_logits, meta(64, 128256, dtype=F32), changes),
+            max_scalar_loads_in_loops=64,
+            small=("bias", "penalty", "mask"),
+        ),
     ]
 
 
