@@ -188,7 +188,7 @@ MUTANTS = [
     Mutant("sampler", "excludes ties", "(_ordered(relative) >= floor)", "(_ordered(relative) > floor)"),
     Mutant("sampler", "top-p excludes ties", "(weight >= least)", "(weight > least)"),
     Mutant("sampler", "the last of the best", "place = tl.where(best > peak,", "place = tl.where(best >= peak,"),
-    Mutant("sampler", "infinities pass", "(broken == 0) & (tl.abs(peak) < float(\"inf\"))", "(broken == 0)"),
+    Mutant("sampler", "infinities pass", '(broken == 0) & (tl.abs(peak) < float("inf"))', "(broken == 0)"),
     Mutant("logprobs", "equals in reverse", "(at > last_id)", "(at < last_id)"),
     Mutant("logprobs", "the same one again", "(x < last) | ", "(x <= last) | "),
     Mutant("logprobs", "id within its stretch", "start + index, best_id)", "index, best_id)"),
