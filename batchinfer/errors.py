@@ -13,6 +13,7 @@
     │   ├── ForbiddenError        the key is good, but not for this
     │   ├── TooLargeError         a body, file or line above its limit
     │   └── ModelError            a model that cannot be found, read or run
+    ├── ServerError               a server that cannot be reached, or fails
     ├── FencedError               this attempt lost its lease: stop, write nothing more
     ├── EngineError               the engine failed as a whole
     │   ├── EngineDiedError       its process ended
@@ -99,6 +100,14 @@ class ModelError(UserError):
     """A model that cannot be found, read or run."""
 
     code = "invalid_model"
+
+
+class ServerError(BatchInferError):
+    """A server that cannot be reached, or fails. ``status`` is its HTTP status, None if there was no answer."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class FencedError(BatchInferError):

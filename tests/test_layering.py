@@ -32,13 +32,14 @@ ALLOWED = {
     "batchinfer.api": {"batchinfer.jobs", "batchinfer.db", "batchinfer.dataset", "batchinfer.settings", "batchinfer"},
     "batchinfer.cli": {
         "batchinfer.jobs", "batchinfer.db", "batchinfer.dataset", "batchinfer.settings", "batchinfer.api",
-        "batchinfer_workers", "batchinfer.models", "batchinfer.engine", "batchinfer_kernels", "batchinfer",
+        "batchinfer.client", "batchinfer_workers", "batchinfer.models", "batchinfer.engine", "batchinfer_kernels", "batchinfer",
     },
-    "batchinfer": {"batchinfer.jobs", "batchinfer.engine"},
+    "batchinfer.client": {"batchinfer.jobs", "batchinfer.dataset", "batchinfer"},
+    "batchinfer": {"batchinfer.jobs", "batchinfer.engine", "batchinfer.client"},
 }  # fmt: skip
 HEAVY = {"torch", "transformers", "triton"}
 LIGHT_LAYERS = (
-    "batchinfer.cli", "batchinfer.api", "batchinfer.jobs", "batchinfer.db", "batchinfer.dataset", "batchinfer.settings",
+    "batchinfer.cli", "batchinfer.api", "batchinfer.client", "batchinfer.jobs", "batchinfer.db", "batchinfer.dataset", "batchinfer.settings",
     "batchinfer_workers", *sorted(BASE), "batchinfer",
 )  # fmt: skip
 SETTINGS_READERS = ("batchinfer.cli", "batchinfer.api", "batchinfer_workers", "batchinfer.settings")

@@ -95,6 +95,20 @@ class RetryView(View):
     job: JobView
 
 
+class VerifyView(View):
+    """What a proof found; see ``batchinfer verify``."""
+
+    output: str
+    job_id: str
+    num_files: int
+    num_rows: int
+    counts: dict[str, int]
+    input_checked: bool
+    problems: list[str]
+    ok: bool
+    """Whether there is no problem."""
+
+
 class ErrorDetail(View):
     """One error."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from batchinfer.jobs.door import JobDoor
     from batchinfer.jobs.service import JobService
     from batchinfer.settings import Settings
 
@@ -34,6 +35,37 @@ def open_service(settings: Settings | None = None, *, shares_disk: bool | None =
         yield service
     finally:
         service.close()
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--server`` and ``--api-key``; :func:`open_jobs` reads them."""
+    server = click.option(
+        "--server", envvar="BATCHINFER_SERVER", metavar="URL", expose_value=False, callback=_remember,
+        help="A server elsewhere, instead of a database of one's own (BATCHINFER_SERVER).",
+    )  # fmt: skip
+    api_key = click.option(
+        "--api-key", envvar="BATCHINFER_API_KEY", metavar="KEY", expose_value=False, callback=_remember,
+        help="Key for --server (BATCHINFER_API_KEY; the environment keeps it out of the process list).",
+    )  # fmt: skip
+    return server(api_key(command))
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    ctx.meta[f"batchinfer.{param.name}"] = value
+
+
+@contextmanager
+def open_jobs() -> Iterator[JobDoor]:
+    """Jobs on the server that was named, else in the configured database. Raises UserError."""
+    meta = click.get_current_context().meta
+    if not meta.get("batchinfer.server"):
+        with open_service() as service:
+            yield service
+        return
+    from batchinfer.client.client import Client
+
+    with Client(meta["batchinfer.server"], meta.get("batchinfer.api_key")) as client:
+        yield client
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchinfer.cli.connect import open_service
+from batchinfer.cli.connect import open_jobs, server_options
 from batchinfer.cli.console import count, print_json
 from batchinfer.cli.jobs import rows_done
 from batchinfer.cli.options import json_option
@@ -46,23 +46,25 @@ def _print(view: JobView, text: str, as_json: bool) -> None:
 
 @click.command("cancel")
 @click.argument("job_id", metavar="JOB")
+@server_options
 @json_option
 def cancel_command(job_id: str, as_json: bool) -> None:
     """Cancel a job; finished rows are kept.
 
     Rows that did not run are written as cancelled rows; `batchinfer retry` runs them after all.
     """
-    with open_service() as service:
+    with open_jobs() as service:
         view = service.cancel(job_id)
     _print(view, f"is {view.state}: {rows_done(view)} rows have an outcome and are kept", as_json)
 
 
 @click.command("pause")
 @click.argument("job_id", metavar="JOB")
+@server_options
 @json_option
 def pause_command(job_id: str, as_json: bool) -> None:
     """Pause a job; finished rows are kept."""
-    with open_service() as service:
+    with open_jobs() as service:
         view = service.pause(job_id)
     _print(view, f"is {view.state}; go on with: batchinfer resume {job_id}", as_json)
 
@@ -70,6 +72,7 @@ def pause_command(job_id: str, as_json: bool) -> None:
 @click.command("resume")
 @click.argument("job_id", metavar="JOB")
 @click.option("--budget", metavar="USD", help="A new budget for the whole job, above what it has spent.")
+@server_options
 @json_option
 def resume_command(job_id: str, budget: str | None, as_json: bool) -> None:
     """Resume a paused job, or one whose budget is used up.
@@ -77,7 +80,7 @@ def resume_command(job_id: str, budget: str | None, as_json: bool) -> None:
     A failed job is tried again. The job runs as it was submitted; finished rows are not run again.
     """
     amount = parse_budget(budget)
-    with open_service() as service:
+    with open_jobs() as service:
         view = service.resume(job_id, budget_usd=amount)
     _print(view, f"is {view.state}; a worker goes on with it (or: batchinfer run --resume {job_id})", as_json)
 
@@ -91,6 +94,7 @@ def resume_command(job_id: str, budget: str | None, as_json: bool) -> None:
     type=click.Choice(RETRIABLE),
     help="Only rows that ended so; may be repeated (default: all three).",
 )
+@server_options
 @json_option
 def retry_command(job_id: str, statuses: tuple[str, ...], as_json: bool) -> None:
     """Run the rows of a finished job again that did not succeed.
@@ -98,7 +102,7 @@ def retry_command(job_id: str, statuses: tuple[str, ...], as_json: bool) -> None
     Rows that succeeded are neither run nor charged again.
     """
     chosen = [RowStatus(status) for status in statuses or RETRIABLE]
-    with open_service() as service:
+    with open_jobs() as service:
         view, num_rows = service.retry(job_id, chosen)
     if as_json:
         print_json({"retried_rows": num_rows, "job": view.model_dump(mode="json")})

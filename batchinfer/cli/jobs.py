@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchinfer.cli import exit_codes
-from batchinfer.cli.connect import open_service
+from batchinfer.cli.connect import open_jobs, server_options
 from batchinfer.cli.console import MISSING, count, duration, one_line, print_fields, print_json, print_table, rate, usd
 from batchinfer.cli.options import json_option
 from batchinfer.cli.progress import choose_display
@@ -18,7 +18,7 @@ from batchinfer.jobs.status import HELD, TERMINAL, JobState
 if TYPE_CHECKING:
     from batchinfer.cli.exit_codes import ExitCode
     from batchinfer.cli.progress import ProgressDisplay
-    from batchinfer.jobs.service import JobService
+    from batchinfer.jobs.door import JobDoor
     from batchinfer.jobs.views import JobView
 
 POLL_SECONDS = 1.0
@@ -30,10 +30,11 @@ WAITING = frozenset(set(JobState) - TERMINAL - HELD)
 @click.option("--state", type=click.Choice([state.value for state in JobState]), help="Only jobs in this state.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most jobs to list.")
 @click.option("--after", metavar="JOB", help="Begin behind this job, the last one of the page before.")
+@server_options
 @json_option
 def ls_command(state: str | None, limit: int, after: str | None, as_json: bool) -> None:
     """List jobs, newest first."""
-    with open_service() as service:
+    with open_jobs() as service:
         page = service.list_jobs(state=None if state is None else JobState(state), limit=limit, after=after)
     if as_json:
         print_json(page)
@@ -75,16 +76,17 @@ def rows_done(view: JobView) -> str:
 
 @click.command("status")
 @click.argument("job_id", metavar="JOB")
+@server_options
 @json_option
 def status_command(job_id: str, as_json: bool) -> None:
     """Show one job: state, rows, speed, cost."""
-    with open_service() as service:
+    with open_jobs() as service:
         view, num_workers = service.get(job_id), service.num_workers()
     if as_json:
         print_json(view)
         return
     print_status(view)
-    if JobState(view.state) in WAITING and not num_workers:
+    if JobState(view.state) in WAITING and num_workers == 0:
         click.echo(f"no worker is running: start `batchinfer worker`, or `batchinfer run --resume {job_id}`", err=True)
 
 
@@ -158,20 +160,21 @@ def _next_step(view: JobView) -> str:
 
 @click.command("watch", epilog=exit_codes.epilog())
 @click.argument("job_id", metavar="JOB")
+@server_options
 @json_option
 def watch_command(job_id: str, as_json: bool) -> ExitCode:
     """Follow a job until it stands still or ends.
 
     With --json: one JSON document a line, each time something changed.
     """
-    with open_service() as service:
+    with open_jobs() as service:
         view = follow(service, job_id, choose_display(as_json_lines=as_json))
     if not as_json:
         print_status(view)
     return exit_codes.of_job(view.state, view.outcome)
 
 
-def follow(service: JobService, job_id: str, display: ProgressDisplay, poll_seconds: float = POLL_SECONDS) -> JobView:
+def follow(service: JobDoor, job_id: str, display: ProgressDisplay, poll_seconds: float = POLL_SECONDS) -> JobView:
     """Poll a job and show it until it ends or is held; return its last view."""
     try:
         while True:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from batchinfer.cli import exit_codes
-from batchinfer.cli.connect import open_service
+from batchinfer.cli.connect import open_jobs, server_options
 from batchinfer.cli.console import MISSING, count, one_line, print_fields, print_json, print_table, size, usd
 from batchinfer.cli.exit_codes import ExitCode
 from batchinfer.cli.options import json_option
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchinfer.dataset.verify import VerifyReport
-    from batchinfer.jobs.service import JobService
+    from batchinfer.jobs.door import JobDoor
     from batchinfer.jobs.views import CostView, ErrorPage, PreviewRow, ResultsView
 
 PREVIEW_ROWS = 5
@@ -27,23 +28,29 @@ PREVIEW_ROWS = 5
 @click.command("results")
 @click.argument("job_id", metavar="JOB")
 @click.option("--head", type=click.IntRange(0, 1000), default=PREVIEW_ROWS, show_default=True, help="Rows to show.")
+@click.option("--download", metavar="FOLDER", type=click.Path(path_type=Path), help="Copy the result files there.")
+@server_options
 @json_option
-def results_command(job_id: str, head: int, as_json: bool) -> None:
+def results_command(job_id: str, head: int, download: Path | None, as_json: bool) -> None:
     """Say where a job's results are, and show the first rows.
 
     The folder is a Parquet data set at every moment, also while the job runs.
     """
-    with open_service() as service:
+    with open_jobs() as service:
         view = service.results(job_id)
         rows = read_preview(service, job_id, head)
+        copies = [] if download is None else service.download(job_id, download)
     if as_json:
-        print_json({**view.model_dump(mode="json"), "rows": [row.model_dump(mode="json") for row in rows]})
+        document = {**view.model_dump(mode="json"), "rows": [row.model_dump(mode="json") for row in rows]}
+        print_json(document | ({} if download is None else {"downloaded": [str(path) for path in copies]}))
         return
     print_rows(rows)
     print_where(view)
+    if download is not None:
+        click.echo(f"copied {count(len(copies))} {'file' if len(copies) == 1 else 'files'} to {download}")
 
 
-def read_preview(service: JobService, job_id: str, limit: int) -> list[PreviewRow]:
+def read_preview(service: JobDoor, job_id: str, limit: int) -> list[PreviewRow]:
     """The first rows; none, and a word on stderr, where another machine has the files."""
     if not limit:
         return []
@@ -82,13 +89,14 @@ def print_where(view: ResultsView) -> None:
 @click.option("--code", help="Only rows with this code.")
 @click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Most rows to show.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="Rows to skip.")
+@server_options
 @json_option
 def errors_command(job_id: str, code: str | None, limit: int, offset: int, as_json: bool) -> None:
     """Show the error rows of a job by code, with what to do.
 
     A bounded number of rows is kept as samples; the result files have all of them.
     """
-    with open_service() as service:
+    with open_jobs() as service:
         page = service.errors(job_id, limit=limit, offset=offset, code=code)
     if as_json:
         print_json(page)
@@ -116,10 +124,11 @@ def print_error_kinds(page: ErrorPage) -> None:
 
 @click.command("cost")
 @click.argument("job_id", metavar="JOB")
+@server_options
 @json_option
 def cost_command(job_id: str, as_json: bool) -> None:
     """Show what a job has cost, metered and at list price."""
-    with open_service() as service:
+    with open_jobs() as service:
         view = service.cost(job_id)
     if as_json:
         print_json(view)
@@ -146,6 +155,7 @@ def print_cost(view: CostView) -> None:
 @click.command("verify", epilog=exit_codes.epilog())
 @click.argument("target", metavar="JOB_OR_PATH")
 @click.option("--no-input", is_flag=True, help="Do not compare with the input files.")
+@server_options
 @json_option
 def verify_command(target: str, no_input: bool, as_json: bool) -> ExitCode:
     """Prove that every input row has exactly one outcome.
@@ -163,7 +173,7 @@ def verify_command(target: str, no_input: bool, as_json: bool) -> ExitCode:
 def _verify(target: str, *, check_input: bool) -> VerifyReport:
     """Verify a job's output, or a path, for which no database is needed."""
     if target.startswith("job_") and "/" not in target:
-        with open_service() as service:
+        with open_jobs() as service:
             return service.verify(target, check_input=check_input)
     from batchinfer.dataset.verify import verify
 

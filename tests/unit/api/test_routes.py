@@ -54,6 +54,8 @@ def test_the_documentation_names_every_route_and_the_error_shape(client):
         for tail in (
             "errors",
             "results",
+            "results/{name}",
+            "verify",
             "cost",
             "rows",
             "events",
