@@ -78,13 +78,13 @@ def _checked_width(x: torch.Tensor, activation: str, rotation: int) -> int:
     return n
 
 
-def act_and_mul(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """``act(gate) * up`` of ``x [num_tokens, 2 * n]`` = (gate, up): ``[num_tokens, n]`` in the type of ``x``.
+def act_and_mul(x: torch.Tensor, activation: str, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """``act(gate) * up`` of ``x [num_tokens, 2 * n]`` = (gate, up): ``[num_tokens, n]``, by default in the type of ``x``.
 
     ``activation`` is ``silu`` or ``gelu_tanh``. Moves ``num_tokens * 3 * n`` numbers.
     """
     n = _checked_width(x, activation, 0)
-    out = torch.empty(len(x), n, dtype=x.dtype, device=x.device)
+    out = torch.empty(len(x), n, dtype=out_dtype or x.dtype, device=x.device)
     if len(x):
         tile = row_tile(min(n, CHUNK))
         grid = (len(x), triton.cdiv(n, tile.rows * tile.columns))

@@ -55,13 +55,14 @@ def rms_norm(
     *,
     weight_offset: float = 0.0,
     residual: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``x [num_tokens, n]`` over its root mean square, times ``weight [n] + weight_offset``, in the type of ``x``.
+    """``x [num_tokens, n]`` over its root mean square, times ``weight [n] + weight_offset``, by default in the type of ``x``.
 
     ``residual [num_tokens, n]``, where given, becomes ``residual + x`` in place and is what gets normalised.
     ``weight_offset`` is 1 for Gemma. Moves ``num_tokens * n`` numbers in and out, and the residual in and out.
     """
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=out_dtype or x.dtype, device=x.device)
     _launch(x, weight, eps, weight_offset, residual, out, None, None, 0)
     return out
 

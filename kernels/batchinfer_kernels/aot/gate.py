@@ -22,7 +22,13 @@ TABLE_HEAD = """# Kernels, as compiled
 Written by `python -m batchinfer_kernels.aot --write docs/kernels.md`, which runs each launcher on meta tensors and
 compiles what it would launch; no GPU takes part. Registers are a thread's, shared memory is a program's, occupancy is the
 share of an SM's warps that registers and shared memory allow. No kernel spills. Narrow loads are loads of one or two
-bytes. Nothing here says how fast a kernel runs.
+bytes. Nothing here says how fast a kernel runs. gfx942 counts lanes of 64, and LDS as shared memory.
+
+Which config a GEMM takes: up to 64 rows wait for the weights, so tiles are as low as the rows are few and 64 channels wide,
+and an INT8 product with too few tiles for the SMs splits its depth over up to 8 programs (`split_k`), whose int32 shares
+are added exactly by `reduce`: equal shares for every SM, as stream-k would give, without a wait between programs. More
+rows take tiles of 128 x 128, or 128 x 256 through TMA on sm_90 (FP8: sm_100 too). Experts take tiles as high as an expert
+has rows on average. Products that round (W8A16, W4A16, FP8, bfloat16) never split their depth.
 
 | case | kernel | arch | warps | registers | shared KiB | occupancy | vector / narrow / async loads | matrix instructions |
 |---|---|---|---|---|---|---|---|---|
