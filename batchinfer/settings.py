@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from batchinfer.errors import UserError
 from batchinfer.money import usd_to_nanos
@@ -42,6 +42,13 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port that ``batchinfer serve`` listens on."""
 
+    input_roots: Annotated[tuple[str, ...], NoDecode] = ()
+    """Folders or URIs, with commas between them, below which inputs must lie of tenants that have no roots of their own;
+    with none, only the default tenant reads, and only without a key."""
+    output_roots: Annotated[tuple[str, ...], NoDecode] = ()
+    """The same for outputs."""
+    model_roots: Annotated[tuple[str, ...], NoDecode] = ()
+    """Folders below which models lie that tenants may name by their path, besides their input roots."""
     files_root: str = ""
     """Folder or URI (``s3://bucket/prefix``) of uploaded files and of results of uploaded inputs, which workers must
     reach as well; empty is ``files`` in ``home``."""
@@ -86,6 +93,11 @@ class Settings(BaseSettings):
     """Most characters of prompts that a shard has handed to the engine."""
     tick_seconds: Seconds = 1
     """Time between two looks at the database for work, expired leases and deadlines."""
+
+    @field_validator("input_roots", "output_roots", "model_roots", mode="before")
+    @classmethod
+    def _roots_have_commas_between_them(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator("home")
     @classmethod

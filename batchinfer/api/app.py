@@ -14,6 +14,7 @@ from batchinfer.api.errors import install_error_handlers
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from batchinfer.api.routes import batches, files, health, job_events, jobs, keys, models, results, tenants, workers
 from batchinfer.jobs.files import FileStore
+from batchinfer.jobs.installed_roots import InstalledRoots
 from batchinfer.jobs.service import JobService
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        roots = InstalledRoots(settings.input_roots, settings.output_roots, settings.model_roots, settings.files_folder)
         app.state.service = service or JobService.connect(settings.sqlalchemy_url, settings.broker_url)
+        app.state.service.roots = roots
         app.state.files = FileStore(app.state.service.ledger, settings.files_folder, max_bytes=settings.max_file_bytes)
         app.state.settings = settings
         yield

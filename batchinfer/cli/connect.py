@@ -27,10 +27,12 @@ def load_settings(**overrides: object) -> Settings:
 @contextmanager
 def open_service(settings: Settings | None = None, *, shares_disk: bool | None = None) -> Iterator[JobService]:
     """The job service on the configured database. Raises UserError."""
+    from batchinfer.jobs.installed_roots import InstalledRoots
     from batchinfer.jobs.service import JobService
 
     settings = settings or load_settings()
-    service = JobService.connect(settings.sqlalchemy_url, settings.broker_url, shares_disk=shares_disk)
+    roots = InstalledRoots(settings.input_roots, settings.output_roots, settings.model_roots, settings.files_folder)
+    service = JobService.connect(settings.sqlalchemy_url, settings.broker_url, shares_disk=shares_disk, roots=roots)
     try:
         yield service
     finally:

@@ -12,6 +12,8 @@ from batchinfer.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from batchinfer.dataset.roots import Roots
+
 _FORMATS = {".parquet": "parquet", ".parq": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _MAGIC = re.compile(r"[*?\[]")
 JOB_MARKER = "_job.json"
@@ -38,17 +40,24 @@ class Listing:
     warnings: list[str]
 
 
-def find_files(inputs: Sequence[str]) -> Listing:
+def find_files(inputs: Sequence[str], roots: Roots | None = None) -> Listing:
     """Expand inputs: each in the order given, the files of a folder or glob sorted by path, none twice.
 
     Folders are read at any depth; names that begin with ``_`` or ``.`` are hidden, as for every Parquet reader.
 
     Raises:
-        InputError: an input that does not exist, matches nothing, or is neither Parquet nor JSONL; a mixture of both.
+        InputError: an input that does not exist, matches nothing, or is neither Parquet nor JSONL; a mixture of both;
+            a file outside of ``roots``.
     """
     listing = Listing([], [])
     for uri in inputs:
+        if roots is not None:
+            roots.check_input(uri)
+        num_before = len(listing.files)
         _add(listing, uri)
+        if roots is not None:
+            for found in listing.files[num_before:]:
+                roots.check_input(found.location.uri)
     unique = {found.location.uri: found for found in listing.files}
     if len(unique) < len(listing.files):
         listing.warnings.append("Some input files were named more than once; each is read once.")

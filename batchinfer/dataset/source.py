@@ -18,9 +18,10 @@ from batchinfer.dataset.listing import find_files
 from batchinfer.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from batchinfer.dataset.input_file import Inspection
+    from batchinfer.dataset.roots import Roots
 
 _FINGERPRINT_VERSION = 1
 _INSPECTING_THREADS = 8
@@ -46,16 +47,17 @@ class InputSource:
         """One sentence each, for people: huge row groups, columns missing in some files, ..."""
         self._limit = limit
         self._checked: set[str] = set()
+        self._check_path: Callable[[str], None] | None = None
 
     @classmethod
-    def open(cls, inputs: Sequence[str], limit: int | None = None) -> InputSource:
+    def open(cls, inputs: Sequence[str], limit: int | None = None, roots: Roots | None = None) -> InputSource:
         """Find the files, check every one and unify their schemas (what the planner does).
 
         Raises:
             InputError: nothing found; files that cannot be read (all are named); duplicate column names; types that
                 do not fit together; malformed JSONL lines (with line numbers).
         """
-        listing = find_files(inputs)
+        listing = find_files(inputs, roots)
         warnings = list(listing.warnings)
         with ThreadPoolExecutor(_INSPECTING_THREADS) as pool:
             inspections = list(pool.map(inspect_file, listing.files))
@@ -77,10 +79,11 @@ class InputSource:
         return source
 
     @classmethod
-    def reopen(cls, fingerprint: Mapping[str, Any]) -> InputSource:
+    def reopen(cls, fingerprint: Mapping[str, Any], check: Callable[[str], None] | None = None) -> InputSource:
         """Open the input of an earlier :meth:`fingerprint` without looking at every file again (what workers do).
 
-        Each file is checked against the fingerprint when it is first read; new files in a folder are not seen.
+        Each file is checked against the fingerprint when it is first read, and its path by ``check``; new files in a
+        folder are not seen.
 
         Raises:
             InputError: code ``input_changed`` (also while iterating).
@@ -89,7 +92,9 @@ class InputSource:
             raise InputError("the job's input fingerprint was written by another version of batchinfer")
         files = [InputFile.from_json(entry) for entry in fingerprint["files"]]
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fingerprint["schema"])))
-        return cls(files, schema, limit=fingerprint["limit"])
+        source = cls(files, schema, limit=fingerprint["limit"])
+        source._check_path = check
+        return source
 
     def fingerprint(self) -> dict[str, Any]:
         """Identity of the input, JSON-able; enough for :meth:`reopen`."""
@@ -144,6 +149,8 @@ class InputSource:
             if begin >= end:
                 continue
             if file.path not in self._checked:
+                if self._check_path is not None:
+                    self._check_path(file.path)
                 file.check_unchanged()
                 self._checked.add(file.path)
             with open_reader(file) as reader:

@@ -60,6 +60,11 @@ class LedgerBase:
         self._clock = clock
         self._retry_seconds = retry_seconds
 
+    @property
+    def engine(self) -> Engine:
+        """The database."""
+        return self._engine
+
     # -- transactions -------------------------------------------------------------------------------------------------
     def _write(self, work: Callable[[Connection, datetime], T], *, again: bool = True) -> T:
         """Run ``work(connection, now)`` in one write transaction; run it ``again`` after a transient failure."""

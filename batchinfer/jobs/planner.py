@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from batchinfer.dataset.prompt import PromptConfig, RowReader
+    from batchinfer.dataset.roots import Roots
     from batchinfer.dataset.source import InputSource
     from batchinfer.jobs.ledger_files import BatchTerms
     from batchinfer.jobs.spec import JobSpec
@@ -58,7 +59,7 @@ def prompt_config(spec: JobSpec) -> PromptConfig:
     )
 
 
-def plan_job(spec: JobSpec, batch: BatchTerms | None = None) -> JobPlan:
+def plan_job(spec: JobSpec, batch: BatchTerms | None = None, roots: Roots | None = None) -> JobPlan:
     """Read the input's metadata, check columns, ids and a sample of prompts, and cut shards.
 
     The lines of a ``batch`` are checked one by one before.
@@ -71,9 +72,12 @@ def plan_job(spec: JobSpec, batch: BatchTerms | None = None) -> JobPlan:
     from batchinfer.dataset.schema import ResultSchema  # noqa: PLC0415 -- see prompt_config
     from batchinfer.dataset.source import InputSource  # noqa: PLC0415 -- see prompt_config
 
+    if roots is not None:
+        for path in spec.inputs:
+            roots.check_input(path)
     if batch is not None:
         _check_batch(spec, batch)
-    source = InputSource.open(spec.inputs, spec.limit)
+    source = InputSource.open(spec.inputs, spec.limit, roots)
     ResultSchema(source.schema, spec.column_prefix, spec.result_columns())
     reader = RowReader(prompt_config(spec), source.schema)
     id_column = spec.id_column or source.default_id_column

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, select
 
 from batchinfer.db.session import read_transaction
-from batchinfer.db.tables import Job, Part, RowErrorRow, Shard, Worker
+from batchinfer.db.tables import Job, Part, RowErrorRow, Shard, StoredFile, Worker
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlalchemy import Engine
+
+    from batchinfer.jobs.caller import Caller
 
 RECENT_PARTS = 2000
 """How many of the newest parts of all jobs are looked at for speed; keeps a poll cheap in a large database."""
@@ -39,6 +41,13 @@ def has_key(engine: Engine, stored_key: str) -> bool:
     """Whether a job was submitted under this key, as :func:`~batchinfer.jobs.ledger_jobs.stored_key` gives it."""
     with read_transaction(engine) as connection:
         return connection.scalar(select(Job.id).where(Job.idempotency_key == stored_key)) is not None
+
+
+def has_file(engine: Engine, caller: Caller, location: str) -> bool:
+    """Whether a stored file that the caller may see lies at this path or URI."""
+    query = caller.only(select(StoredFile.id).where(StoredFile.location == location), StoredFile.tenant_id)
+    with read_transaction(engine) as connection:
+        return connection.scalar(query.limit(1)) is not None
 
 
 def recent_work(engine: Engine, job_id: str, since: datetime) -> RecentWork:

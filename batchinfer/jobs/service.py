@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from copy import copy
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -17,6 +18,7 @@ from batchinfer.jobs.dispatch import connect_dispatcher
 from batchinfer.jobs.download import write_download
 from batchinfer.jobs.files import read_chunks
 from batchinfer.jobs.ids import new_job_id
+from batchinfer.jobs.installed_roots import InstalledRoots
 from batchinfer.jobs.keys import Keys
 from batchinfer.jobs.ledger import RETRIED, Ledger
 from batchinfer.jobs.ledger_jobs import stored_key
@@ -76,6 +78,7 @@ class JobService:
         *,
         shares_disk: bool,
         caller: Caller | None = None,
+        roots: InstalledRoots | None = None,
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
         self.engine = engine
@@ -83,10 +86,18 @@ class JobService:
         self._dispatcher = dispatcher
         self.shares_disk = shares_disk
         self.caller = caller or Caller.operator()
+        self.roots = roots or InstalledRoots()
         self._now = now
 
     @classmethod
-    def connect(cls, database_url: str, broker_url: str, *, shares_disk: bool | None = None) -> Self:
+    def connect(
+        cls,
+        database_url: str,
+        broker_url: str,
+        *,
+        shares_disk: bool | None = None,
+        roots: InstalledRoots | None = None,
+    ) -> Self:
         """Open the database and a way to wake workers. SQLite is created and upgraded; PostgreSQL must be already.
 
         ``shares_disk`` None: workers on the same SQLite file are on this machine, others may be anywhere.
@@ -102,7 +113,7 @@ class JobService:
             engine.dispose()
             raise
         is_here = is_embedded if shares_disk is None else shares_disk
-        return cls(engine, Ledger(engine), connect_dispatcher(broker_url), shares_disk=is_here)
+        return cls(engine, Ledger(engine), connect_dispatcher(broker_url), shares_disk=is_here, roots=roots)
 
     def acting_for(self, caller: Caller) -> Self:
         """The same service for another caller."""
@@ -151,6 +162,7 @@ class JobService:
         is_replay = stored is not None and queries.has_key(self.engine, stored)
         resolved = resolve_paths(spec, base=base, job_id=job_id, must_exist=self.shares_disk and not is_replay)
         if not is_replay:
+            self._check_roots(resolved, job_id)
             self._check_new(resolved)
         job, is_new = self.ledger.submit(
             resolved,
@@ -163,6 +175,20 @@ class JobService:
         if is_new:
             self._dispatcher.wake_planner(job.id)
         return self.view(job), is_new
+
+    def _check_roots(self, spec: JobSpec, job_id: str) -> None:
+        """Refuse paths that the caller's tenant may not use. Raises InputError: ``path_not_allowed``."""
+        tenant = self.tenants.get(self.caller, self.caller.home)
+        roots = self.roots.of(tenant, has_key=self.caller.key_id is not None)
+        own = self.roots.own
+        for path in spec.inputs:
+            # uploaded files lie side by side: only those that this tenant has may be named
+            if own is None or not queries.has_file(self.engine, self.caller, path):
+                replace(roots, own=None).check_input(path)
+        assert spec.output is not None
+        if own is None or spec.output != f"{own}/results/{job_id}":
+            replace(roots, own=None).check_output(spec.output)
+        roots.check_model(spec.model)
 
     def _check_new(self, spec: JobSpec) -> None:
         if spec.deadline is not None and spec.deadline <= self._now():

@@ -60,7 +60,7 @@ NAMES_RED = {("POST", "/v1/keys"), ("POST", "/v1/batches")}
 def service(tmp_path_factory):
     made = JobService.connect(f"sqlite:///{tmp_path_factory.mktemp('walk') / 'b.db'}", "memory://")
     for tenant in ("red", "blue"):
-        made.tenants.add(Caller.operator(), tenant)
+        made.tenants.add(Caller.operator(), tenant, input_roots=["/", "s3://b"], output_roots=["/", "s3://b"])
     yield made
     made.close()
 

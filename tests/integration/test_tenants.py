@@ -18,7 +18,6 @@ from batchinfer.jobs.service import JobService
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.tenants import Tenants
 from batchinfer.settings import Settings
-from tests.played import make_input
 
 pytestmark = pytest.mark.service
 OPERATOR = Caller.operator()
@@ -28,8 +27,8 @@ SPEC = {"inputs": ["s3://bucket/p.parquet"], "model": "org/name"}
 @pytest.fixture
 def service(database_url):
     made = JobService.connect(database_url, "memory://")
-    made.tenants.add(OPERATOR, "red")
-    made.tenants.add(OPERATOR, "blue")
+    for tenant in ("red", "blue"):
+        made.tenants.add(OPERATOR, tenant, input_roots=["s3://bucket"], output_roots=["s3://bucket"])
     yield made
     made.close()
 
@@ -289,7 +288,7 @@ def test_lists_and_jobs_are_the_tenants_own(service):
 
 
 def test_one_idempotency_key_means_a_job_a_tenant(service, tmp_path):
-    body = {"inputs": [make_input(tmp_path)], "model": "org/name"}
+    body = dict(SPEC)
 
     def submit(tenant, body, key):
         caller = Caller(tenant, Role.SUBMITTER)

@@ -18,6 +18,7 @@ from batchinfer_workers.reuse_index import write_key_index
 from batchinfer_workers.shard_files import output_layout, output_metadata
 
 if TYPE_CHECKING:
+    from batchinfer.dataset.roots import Roots
     from batchinfer.jobs.leases import FinalizeLease
     from batchinfer.jobs.ledger import Ledger
     from batchinfer.jobs.records import JobRecord
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def run_finalizing(ledger: Ledger, lease: FinalizeLease, *, lease_seconds: float) -> JobRecord:
+def run_finalizing(
+    ledger: Ledger, lease: FinalizeLease, *, lease_seconds: float, roots: Roots | None = None
+) -> JobRecord:
     """Publish the job's results and end it. Safe to run again after a crash at any point.
 
     Raises:
@@ -40,6 +43,8 @@ def run_finalizing(ledger: Ledger, lease: FinalizeLease, *, lease_seconds: float
     with LeaseKeeper(renew, seconds=lease_seconds / 4) as keeper:
         results = _results(ledger, job)
         try:
+            if roots is not None and job.output is not None:
+                roots.check_output(job.output)
             manifest_path = _publish(ledger, job, results)
             publish_batch_files(ledger, job)
         except Exception as error:  # noqa: BLE001 -- a full disk or a removed file: `resume` tries again

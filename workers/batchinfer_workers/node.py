@@ -20,6 +20,7 @@ from batchinfer.money import DeviceMeter
 from batchinfer_workers.engine_host import EngineHost
 from batchinfer_workers.finalizer import run_finalizing
 from batchinfer_workers.planning import run_planning
+from batchinfer_workers.roots import roots_of
 from batchinfer_workers.schedule_clock import ScheduleClock
 from batchinfer_workers.shard_runner import ShardRunner
 from batchinfer_workers.ticker import Ticker
@@ -116,7 +117,8 @@ class WorkerNode:
             if lease is None:
                 return
             with suppress(FencedError):
-                job = run_planning(self._ledger, lease, lease_seconds=seconds)
+                roots = roots_of(self._ledger, self._settings, lease.job)
+                job = run_planning(self._ledger, lease, lease_seconds=seconds, roots=roots)
                 _log.info("job %s is %s with %s rows in %s shards", job.id, job.state, job.num_rows, job.num_shards)
             self.ticker.nudge()
 
@@ -142,7 +144,8 @@ class WorkerNode:
             if lease is None:
                 return
             with suppress(FencedError):
-                job = run_finalizing(self._ledger, lease, lease_seconds=seconds)
+                roots = roots_of(self._ledger, self._settings, lease.job)
+                job = run_finalizing(self._ledger, lease, lease_seconds=seconds, roots=roots)
                 _log.info("job %s is %s", job.id, job.state)
 
     # -- stopping -----------------------------------------------------------------------------------------------------

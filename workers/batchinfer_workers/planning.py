@@ -14,6 +14,7 @@ from batchinfer.jobs.status import Action
 from batchinfer_workers.heartbeat import LeaseKeeper
 
 if TYPE_CHECKING:
+    from batchinfer.dataset.roots import Roots
     from batchinfer.jobs.leases import PlanLease
     from batchinfer.jobs.ledger import Ledger
     from batchinfer.jobs.records import JobRecord
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def run_planning(ledger: Ledger, lease: PlanLease, *, lease_seconds: float) -> JobRecord:
+def run_planning(ledger: Ledger, lease: PlanLease, *, lease_seconds: float, roots: Roots | None = None) -> JobRecord:
     """Plan the job, or fail it with a sentence that says why it cannot run.
 
     Raises:
@@ -35,8 +36,10 @@ def run_planning(ledger: Ledger, lease: PlanLease, *, lease_seconds: float) -> J
 
     with LeaseKeeper(renew, seconds=lease_seconds / 4):
         try:
-            plan = plan_job(job.spec, ledger.batch_terms(job.id))
             output = job.spec.output or default_output(job.spec.inputs[0], job.id)
+            if roots is not None:
+                roots.check_output(output)
+            plan = plan_job(job.spec, ledger.batch_terms(job.id), roots)
             OutputLayout(output, job.id).prepare()
         except BatchLinesError as error:
             ledger.set_batch_faults(job.id, [fault.as_dict() for fault in error.faults])

@@ -9,6 +9,7 @@ from batchinfer import __version__
 from batchinfer.dataset.layout import OutputLayout
 from batchinfer.dataset.merge import base_rows_with_status, merge_shard
 from batchinfer.dataset.prompt import RowReader
+from batchinfer.dataset.roots import Roots
 from batchinfer.dataset.schema import ResultSchema
 from batchinfer.dataset.sink import PartWriter, iter_done_rows
 from batchinfer.dataset.source import InputSource
@@ -50,12 +51,15 @@ class ShardFiles:
         InputError: ``input_changed``: the input is not what was planned; also while iterating.
     """
 
-    def __init__(self, ledger: Ledger, lease: Lease) -> None:
+    def __init__(self, ledger: Ledger, lease: Lease, roots: Roots | None = None) -> None:
         self._ledger = ledger
         self._lease = lease
         spec = lease.job.spec
+        roots = roots or Roots()
+        assert lease.job.output is not None
+        roots.check_output(lease.job.output)
         self.layout = output_layout(lease.job)
-        self._source = InputSource.reopen(lease.job.fingerprint)
+        self._source = InputSource.reopen(lease.job.fingerprint, roots.check_input)
         self._schema = ResultSchema(self._source.schema, spec.column_prefix, spec.result_columns())
         self.writer = PartWriter(self.layout, self._schema, lease.shard.index, lease.attempt_id)
 

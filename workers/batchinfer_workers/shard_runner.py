@@ -23,6 +23,7 @@ from batchinfer_workers.heartbeat import LeaseKeeper
 from batchinfer_workers.remaining import RemainingRows
 from batchinfer_workers.result_rows import ResultRows
 from batchinfer_workers.reuse import RowReuse
+from batchinfer_workers.roots import roots_of
 from batchinfer_workers.row_pump import RowPump, Window
 from batchinfer_workers.shard_files import ShardFiles
 
@@ -110,7 +111,7 @@ class ShardRunner:
 
     def _work(self) -> JobRecord:
         lease = self._lease
-        files = ShardFiles(self._ledger, lease)
+        files = ShardFiles(self._ledger, lease, roots_of(self._ledger, self._settings, lease.job))
         rows = ResultRows(lease, self._ledger.price_at(lease.job.model, lease.job.created_at))
         policy = CheckpointPolicy.of(self._settings)
         checkpoint = Checkpoint(self._ledger, lease.attempt_id, files.writer, policy, replaced=files.replaced)
