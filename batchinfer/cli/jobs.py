@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from batchinfer.cli.exit_codes import ExitCode
     from batchinfer.cli.progress import ProgressDisplay
     from batchinfer.jobs.door import JobDoor
-    from batchinfer.jobs.views import JobView
+    from batchinfer.jobs.views import EngineUse, JobView
 
 POLL_SECONDS = 1.0
 WAITING = frozenset(set(JobState) - TERMINAL - HELD)
@@ -105,6 +105,7 @@ def print_status(view: JobView) -> None:
             ("rows", f"{rows_done(view)}  " + ", ".join(f"{count(number)} {name}" for name, number in rows.items())),
             ("tokens", _tokens(view)),
             ("speed", _speed(view)),
+            *(("engine", _engine(engine)) for engine in view.engines[-1:]),
             ("cost", _cost(view)),
             ("reused", _reused(view)),
             ("deadline", view.deadline.isoformat() if view.deadline else ""),
@@ -126,6 +127,19 @@ def _speed(view: JobView) -> str:
         return ""
     eta = f", ETA {duration(progress.eta_seconds)}" if progress.eta_seconds is not None else ""
     return f"{rate(progress.rows_per_second)} rows/s, {rate(progress.tokens_per_second)} tokens/s{eta}"
+
+
+def _engine(engine: EngineUse) -> str:
+    """How well the latest engine was used, and where its time went."""
+    parts = [f"{rate(engine.tokens_per_second)} tokens/s in steps of {engine.mean_batch_size:.0f} rows"]
+    if engine.reuse is not None:
+        parts.append(f"{engine.reuse:.0%} of the shareable prompt tokens reused")
+    if engine.preemptions:
+        parts.append(f"{count(engine.preemptions)} preemptions")
+    largest = sorted(engine.time_split.items(), key=lambda item: -item[1])[:3]
+    if largest:
+        parts.append("time: " + ", ".join(f"{kind} {share:.0%}" for kind, share in largest))
+    return "; ".join(parts)
 
 
 def _cost(view: JobView) -> str:

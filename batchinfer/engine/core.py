@@ -56,8 +56,10 @@ class EngineCore:
         *,
         clock: Callable[[], int] = time.perf_counter_ns,
         about: Mapping[str, str] = MappingProxyType({}),
+        profile: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """``about`` are the statistics that do not change: ``kernels``, ``layers``, ``recipe``."""
+        """``about`` are the statistics that do not change: ``kernels``, ``layers``, ``recipe``; ``profile`` the runner's."""
+        self._profile = profile
         self._runner: Runner | None = runner
         self._scheduler = scheduler
         self._ingest = ingest
@@ -125,10 +127,12 @@ class EngineCore:
             "used_blocks": self._scheduler.pool.num_used,
             "preemptions": self._scheduler.num_preemptions,
             "misestimates": self._scheduler.num_misestimates,
+            "ideal_cached_tokens": self._scheduler.num_ideal_cached_tokens,
+            "max_num_seqs": self._scheduler.max_num_seqs,
             "batched_tokens_limit": self._scheduler.max_num_batched_tokens,
             "unfinished_device_ns": sum(charged),
         }
-        return EngineStats.from_dict(self._stats.to_dict() | live)
+        return EngineStats.from_dict(self._stats.to_dict() | live | self._profile())
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a sequence or a block is lost, shared wrongly or counted twice."""

@@ -58,7 +58,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool 
         seed=config.seed,
     )
     sampler = Sampler(loaded.eos_token_ids)
-    return EngineCore(runner, scheduler, ingest, sampler, about=runner.about)
+    return EngineCore(runner, scheduler, ingest, sampler, about=runner.about, profile=runner.profile)
 
 
 class Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from batchinfer.engine.head_output import HeadOutput
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from batchinfer.models.fused.spec import LayerAttention
     from batchinfer.models.load import LoadedModel
 
+PROFILE_STEPS = 32
+"""One step in so many is timed in parts."""
 _log = logging.getLogger(__name__)
 
 
@@ -44,6 +47,9 @@ class ForwardPass(Protocol):
         ``token_ids`` and ``positions`` are int64 with a row each of the packed batch; ``context`` is the attention
         backend's for this step.
         """
+
+    def profile(self) -> dict[str, int]:
+        """Nanoseconds of the parts of the model in the steps that were timed; see the fields of ``EngineStats``."""
 
 
 class TransformersPass:
@@ -72,14 +78,26 @@ class TransformersPass:
         ).logits[0]
         return HeadOutput.of_logits(logits, kept)
 
+    def profile(self) -> dict[str, int]:
+        """See :meth:`ForwardPass.profile`: transformers' modules are not taken apart."""
+        return {}
+
 
 class FusedPass:
-    """The layers of :mod:`batchinfer.models.fused`."""
+    """The layers of :mod:`batchinfer.models.fused`; every :data:`PROFILE_STEPS` steps the parts' time is taken."""
 
     name = "fused"
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
+        self._spent: dict[str, int] = {}
+        self._timed = decoder.timed(self._spent)
+        self._num_calls = 0
+        self._profiled_ns = 0
+
+    def profile(self) -> dict[str, int]:
+        """See :meth:`ForwardPass.profile`."""
+        return {f"{kind}_ns": ns for kind, ns in self._spent.items()} | {"profiled_ns": self._profiled_ns}
 
     def __call__(
         self,
@@ -90,7 +108,13 @@ class FusedPass:
         kept: Sequence[int],
     ) -> HeadOutput:
         """See :class:`ForwardPass`."""
-        return HeadOutput.of_reduction(self._decoder(token_ids, positions, sampling, context, kept))
+        self._num_calls += 1
+        if self._num_calls % PROFILE_STEPS:
+            return HeadOutput.of_reduction(self._decoder(token_ids, positions, sampling, context, kept))
+        started = time.perf_counter_ns()
+        output = HeadOutput.of_reduction(self._timed(token_ids, positions, sampling, context, kept))
+        self._profiled_ns += time.perf_counter_ns() - started
+        return output
 
 
 def choose_forward(

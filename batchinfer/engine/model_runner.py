@@ -58,6 +58,7 @@ class ModelRunner:
             kv_dtype=kv_dtype(config),
         )
         self._forward = choose_forward(loaded, layers, self._attention, config.quantization, owns_model=owns_model)
+        self._num_padding = 0
         self._recipe = RECIPES.get(config.quantization, "")
         self._kv_cache = str(kv_dtype(config) or dtype).removeprefix("torch.")
 
@@ -70,6 +71,10 @@ class ModelRunner:
             "recipe": self._recipe,
             "kv_cache_dtype": self._kv_cache,
         }
+
+    def profile(self) -> dict[str, int]:
+        """Fields of :class:`~batchinfer.engine.stats.EngineStats` that are counted here."""
+        return self._forward.profile() | {"padding_tokens": self._num_padding}
 
     @torch.inference_mode()
     def execute(
@@ -88,6 +93,7 @@ class ModelRunner:
             kept = [*kept, *range(len(sampling), len(sampling) + len(scored))]
         sampling += scored
         token_ids = self._row(_padded(tokens))
+        self._num_padding += len(token_ids) - len(tokens)
         output = self._forward(
             token_ids,
             self._row(_padded(positions)),

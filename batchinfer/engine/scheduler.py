@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from batchinfer.engine.admission import Forecast
 from batchinfer.engine.prefix_cache import PrefixCache
+from batchinfer.engine.seen_blocks import SeenBlocks
 from batchinfer.engine.waiting import WaitingQueue
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_misestimates = 0
         """Answers longer than the estimate with which they were let in."""
+        self.num_ideal_cached_tokens = 0
+        """Prompt tokens that a cache without end would have given to the sequences added so far."""
+        self._ideal = SeenBlocks()
         self._history = history
         self._promised: dict[Sequence, int] = {}
         if estimate_remaining is None:
@@ -112,6 +116,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; the caller has checked that it fits the pool when it is alone."""
         self.waiting.add(sequence)
+        self.num_ideal_cached_tokens += self._ideal.add(self._prefixes.shareable(sequence)) * self.pool.block_size
 
     def finish(self, sequence: Sequence, *, keep_prefix: bool = True) -> None:
         """Forget a sequence, waiting or running, and free its blocks; ``keep_prefix`` lets others find them still."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 
@@ -31,6 +31,10 @@ class EngineStats:
     """Prompt tokens of admitted requests, each prompt once."""
     cached_tokens: int = 0
     """Of these, found in the KV cache."""
+    ideal_cached_tokens: int = 0
+    """Prompt tokens that a cache without end would have given, for all requests so far, in whole blocks."""
+    padding_tokens: int = 0
+    """Rows computed for nothing."""
     prefill_tokens: int = 0
     """Prompt tokens computed, and tokens computed again after a preemption."""
     decode_tokens: int = 0
@@ -47,6 +51,8 @@ class EngineStats:
     cancelled: int = 0
     """Rows aborted."""
 
+    max_num_seqs: int = 0
+    """Sequences that a step has place for."""
     num_blocks: int = 0
     """KV cache blocks in the pool."""
     used_blocks: int = 0
@@ -64,6 +70,16 @@ class EngineStats:
     """Part of ``step_ns`` in the model's forward pass."""
     sample_ns: int = 0
     """Part of ``step_ns`` that chose tokens from logits."""
+    gemm_ns: int = 0
+    """Of ``profiled_ns``, in the layers' matrix products."""
+    attention_ns: int = 0
+    """Of ``profiled_ns``, in attention."""
+    elementwise_ns: int = 0
+    """Of ``profiled_ns``, in norms, activations, rotations, conversions and the cache's writes."""
+    head_ns: int = 0
+    """Of ``profiled_ns``, in the product with the vocabulary."""
+    profiled_ns: int = 0
+    """Time in the model of those steps that were timed in parts: one in 32, in fused layers only."""
     unfinished_device_ns: int = 0
     """Charged to rows that are not finished yet."""
 
@@ -86,6 +102,66 @@ class EngineStats:
         """Share of prompt tokens found in the KV cache."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens generated a second of steps."""
+        return self.completion_tokens / (self.step_ns / 1e9) if self.step_ns else 0.0
+
+    @property
+    def occupancy(self) -> float:
+        """Mean batch size over the largest."""
+        return self.mean_batch_size / self.max_num_seqs if self.max_num_seqs else 0.0
+
+    @property
+    def reuse(self) -> float | None:
+        """Cached prompt tokens over those that a cache without end would have given; None if nothing is shared."""
+        return self.cached_tokens / self.ideal_cached_tokens if self.ideal_cached_tokens else None
+
+    @property
+    def padding(self) -> float:
+        """Share of the computed rows that were padding."""
+        rows = self.prefill_tokens + self.decode_tokens + self.padding_tokens
+        return self.padding_tokens / rows if rows else 0.0
+
+    @property
+    def time_split(self) -> dict[str, float]:
+        """Shares of the steps' time, which sum to 1. The model's parts are from the steps that were timed.
+
+        ``model`` is what was not taken apart; ``python`` everything outside of scheduling, model and sampler, and
+        inside the model what lies between its parts.
+        """
+        if not self.step_ns:
+            return {}
+        split = {"schedule": self.schedule_ns / self.step_ns, "sampling": self.sample_ns / self.step_ns}
+        model = self.model_ns / self.step_ns
+        if self.profiled_ns:
+            for kind in ("gemm", "attention", "elementwise", "head"):
+                split[kind] = model * getattr(self, f"{kind}_ns") / self.profiled_ns
+        else:
+            split["model"] = model
+        return split | {"python": max(0.0, 1 - sum(split.values()))}
+
+    def report(self) -> dict[str, Any]:
+        """The figures that say how well an engine was used, ready for JSON; shares are between 0 and 1."""
+        names = ("kernels", "layers", "recipe", "steps", "preemptions", "misestimates")
+        figures = {
+            "tokens_per_second": self.tokens_per_second,
+            "mean_batch_size": self.mean_batch_size,
+            "occupancy": self.occupancy,
+            "reuse": self.reuse,
+            "padding": self.padding,
+        }
+        return (
+            {name: getattr(self, name) for name in names}
+            | {name: None if value is None else round(value, 4) for name, value in figures.items()}
+            | {"time_split": {kind: round(share, 4) for kind, share in self.time_split.items()}}
+        )
+
+    def since(self, earlier: EngineStats) -> EngineStats:
+        """What was counted after an earlier snapshot; what is a state and no count stays as it is now."""
+        counted = {name: getattr(self, name) - getattr(earlier, name) for name in _COUNTED}
+        return replace(self, **counted)
+
     def to_dict(self) -> dict[str, Any]:
         """Field name to value, ready for JSON."""
         return asdict(self)
@@ -94,3 +170,8 @@ class EngineStats:
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """Read what :meth:`to_dict` gave; fields of a newer version are dropped."""
         return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})
+
+
+_STATES = {"num_waiting", "num_running", "batched_tokens_limit", "max_num_seqs", "num_blocks", "used_blocks"}
+_STATES |= {"peak_used_blocks", "unfinished_device_ns", "kernels", "layers", "recipe"}
+_COUNTED = tuple(field.name for field in fields(EngineStats) if field.name not in _STATES)

@@ -61,6 +61,7 @@ def job_record(row: Row[Any]) -> JobRecord:
         budget_nanos=row.budget_nanos,
         fingerprint=row.fingerprint,
         warnings=tuple(row.warnings),
+        engines=tuple(row.engines or ()),
         output=row.output,
         manifest_path=row.manifest_path,
         num_shards=row.num_shards,

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from batchinfer.jobs.records import WorkerRecord
 
+MAX_ENGINES = 8
+"""Engines of a job whose reports are kept, the latest ones."""
+
 
 class Workers(LedgerBase):
     """Registered workers and waiting work."""
@@ -47,6 +50,18 @@ class Workers(LedgerBase):
             return worker_record(connection.execute(select(Worker).where(Worker.id == worker_id)).one())
 
         return self._write(work)
+
+    def note_engine(self, job_id: str, engine_id: str, report: Mapping[str, Any]) -> None:
+        """Keep how an engine was used by a job; the newest report of an engine replaces its older ones."""
+
+        def work(connection: Connection, now: datetime) -> None:
+            del now
+            job = self._lock_job(connection, job_id)
+            others = [known for known in job.engines or () if known["id"] != engine_id]
+            engines = [*others[1 - MAX_ENGINES :], {"id": engine_id, **report}]
+            connection.execute(update(Job).where(Job.id == job_id).values(engines=engines))
+
+        self._write(work)
 
     def worker_heartbeat(self, worker_id: str, *, models: Sequence[str], stats: Mapping[str, Any]) -> None:
         """Say that the worker lives. Raises NotFoundError."""

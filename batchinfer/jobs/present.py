@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from batchinfer.jobs.views import (
     CostSoFar,
     CostView,
+    EngineUse,
     ErrorKind,
     ErrorPage,
     ErrorSample,
@@ -56,6 +57,7 @@ def job_view(job: JobRecord, speed: Speed) -> JobView:
         cost=_cost_so_far(job),
         reuse=_reuse(job),
         warnings=list(job.warnings),
+        engines=[EngineUse.model_validate(dict(report)) for report in job.engines],
         priority=job.priority,
         deadline=job.deadline_at,
         created_at=job.created_at,

@@ -77,6 +77,8 @@ class JobRecord:
     fingerprint: Mapping[str, Any]
     """Of the input, as the planner saw it."""
     warnings: tuple[str, ...]
+    engines: tuple[Mapping[str, Any], ...]
+    """How the latest engines were used: ``id`` and the figures of ``EngineStats.report``."""
     output: str | None
     manifest_path: str | None
     num_shards: int

@@ -89,6 +89,37 @@ class JobFault(View):
     message: str
 
 
+class EngineUse(View):
+    """How one engine was used while it worked on a job; what it did for other jobs meanwhile is included.
+
+    Shares are between 0 and 1. Written whenever a shard leaves the engine.
+    """
+
+    id: str
+    """Of the engine's process; a restarted engine is another."""
+    kernels: str
+    layers: str
+    recipe: str
+    """How the model is quantised; empty if it is not."""
+    steps: int
+    tokens_per_second: float
+    """Generated tokens a second of the engine's steps."""
+    mean_batch_size: float
+    """Rows computed a step."""
+    occupancy: float
+    """The same as a share of the most that may run at once."""
+    reuse: float | None
+    """Cached prompt tokens over those that a cache without end would have given; None if no prompts begin alike."""
+    padding: float
+    """Share of the computed rows that were padding."""
+    preemptions: int
+    """Rows put back and computed again since the KV cache was full."""
+    misestimates: int
+    """Answers longer than was estimated."""
+    time_split: dict[str, float]
+    """Shares of a step: gemm, attention, elementwise, head, sampling, schedule, python."""
+
+
 class JobView(View):
     """One job: what it is, how far it is, what it has cost."""
 
@@ -113,6 +144,8 @@ class JobView(View):
     reuse: Reuse | None
     """None unless the job has ``reuse_results``."""
     warnings: list[str]
+    engines: list[EngineUse] = []
+    """Engines that worked on the job, the latest last."""
     priority: int
     deadline: datetime | None
     created_at: datetime

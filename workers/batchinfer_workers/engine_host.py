@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from batchinfer.engine.config import EngineConfig
     from batchinfer.engine.process import EngineProcess
+    from batchinfer.engine.stats import EngineStats
 
 POLL_SECONDS = 0.2
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class _Running:
     model_stamp: str | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     sessions: dict[int, EngineSession] = field(default_factory=dict)
+    first_stats: dict[str, EngineStats] = field(default_factory=dict)
     is_exclusive: bool = False
     is_load_billed: bool = False
     is_closing: bool = False
@@ -192,7 +194,12 @@ class EngineHost:
             process.close()
 
     def _open(self, engine: _Running, exclusive: bool) -> EngineSession:
-        session = EngineSession(next(self._numbers), engine.process, share_of_unfinished=engine.share_of_unfinished)
+        session = EngineSession(
+            next(self._numbers),
+            engine.process,
+            share_of_unfinished=engine.share_of_unfinished,
+            first_stats=engine.first_stats,
+        )
         session.engine_id, session.model_stamp = engine.id, engine.model_stamp
         if not engine.is_load_billed:
             engine.is_load_billed, session.load_ns = True, engine.process.load_ns

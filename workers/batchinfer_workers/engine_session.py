@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from batchinfer.engine.stats import EngineStats
 from batchinfer.types import Request
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from batchinfer.engine.process import EngineProcess
     from batchinfer.errors import EngineError
     from batchinfer.types import Completion
+
+MAX_JOBS = 256
+"""Jobs of one engine whose beginnings are remembered."""
 
 
 class EngineSession:
@@ -24,9 +28,16 @@ class EngineSession:
     """
 
     def __init__(
-        self, number: int, process: EngineProcess, *, share_of_unfinished: Callable[[EngineSession], int]
+        self,
+        number: int,
+        process: EngineProcess,
+        *,
+        share_of_unfinished: Callable[[EngineSession], int],
+        first_stats: dict[str, EngineStats] | None = None,
     ) -> None:
+        """``first_stats`` are the engine's counters when it began on each of its jobs; all its sessions share them."""
         self.number = number
+        self._first_stats = {} if first_stats is None else first_stats
         self.load_ns = 0
         """Time the engine took to load, if it was loaded for this session, else 0."""
         self.model_stamp: str | None = None
@@ -56,6 +67,18 @@ class EngineSession:
     def metered_ns(self) -> int:
         """Device time of this session's rows, finished or not, in nanoseconds."""
         return self._finished_ns + self._share_of_unfinished(self)
+
+    def begin(self, job_id: str) -> None:
+        """Say for which job this is: :meth:`report` counts from the first session that did."""
+        if job_id not in self._first_stats:
+            while len(self._first_stats) >= MAX_JOBS:
+                self._first_stats.pop(next(iter(self._first_stats)), None)
+            self._first_stats[job_id] = EngineStats.from_dict(self._process.stats())
+
+    def report(self, job_id: str) -> dict[str, Any]:
+        """How well the engine was used since it began on a job, what it did for others meanwhile included."""
+        now = EngineStats.from_dict(self._process.stats())
+        return now.since(self._first_stats.get(job_id, EngineStats())).report()
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Hand rows to the engine.

@@ -220,6 +220,7 @@ class ShardRunner:
         if self._reuse is not None and session.model_stamp != self._reuse.stamp:
             # the engine was loaded before the model's files changed: its answers are not those of the files
             self._reuse.is_valid = False
+        session.begin(lease.job.id)
         if session.load_ns:
             self._book_load(session)
         if lease.probe_rows == 1:
@@ -242,6 +243,15 @@ class ShardRunner:
         if session is not None:
             self._ended_ns += session.metered_ns
             self._host.release(session)
+            self._note_engine(session)
+
+    def _note_engine(self, session: EngineSession) -> None:
+        """Keep how the engine was used; nice to have, so that no failure here may cost the attempt."""
+        job_id = self._lease.job.id
+        try:
+            self._ledger.note_engine(job_id, session.engine_id, session.report(job_id))
+        except Exception:  # noqa: BLE001 -- whatever it is, the rows count
+            _log.warning("could not keep the engine's figures", exc_info=True)
 
     def _renew(self) -> Action:
         reply = self._ledger.heartbeat(

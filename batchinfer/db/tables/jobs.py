@@ -74,6 +74,7 @@ class Job(CountedRows, CountedWork, Base):
     step_attempts: Mapped[int] = mapped_column(default=0)
     fingerprint: Mapped[dict[str, Any]] = mapped_column(default=dict)
     warnings: Mapped[list[Any]] = mapped_column(default=list)
+    engines: Mapped[list[Any] | None]
     output: Mapped[str | None]
     manifest_path: Mapped[str | None]
     num_shards: Mapped[int] = mapped_column(default=0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from batchinfer.models.fused.head import Head
+from batchinfer.models.fused.timed import HEAD_KINDS, LINEAR_KINDS, OPS_KINDS, Timed
 from batchinfer_kernels.cpu import Accumulated, LogitsReduction
 
 if TYPE_CHECKING:
@@ -91,6 +93,18 @@ class FusedDecoder:
         norm = spec.final_norm
         rows = self._head.norm(residual, norm, None) if last is None else self._head.norm(last, norm, residual)
         return self._head(rows, len(sampling), kept)
+
+    def timed(self, spent: dict[str, int]) -> FusedDecoder:
+        """The same decoder, same weights, that adds its parts' nanoseconds to ``spent``; slower by their overhead."""
+        twin = copy(self)
+        linears = ("qkv", "o", "gate_up", "down")
+        layers = [
+            replace(layer, **{name: Timed(getattr(layer, name), LINEAR_KINDS, spent) for name in linears})
+            for layer in self._layers
+        ]
+        ops, head = Timed(self._ops, OPS_KINDS, spent), Timed(self._head, HEAD_KINDS, spent)
+        vars(twin).update(_ops=ops, _head=head, _layers=layers)
+        return twin
 
     def _layer(self, index: int, layer: FusedLayer, x: Activations | None, step: _Step) -> Activations:
         """What the layer adds to the residual next; ``x`` is what the layer before still has to add."""

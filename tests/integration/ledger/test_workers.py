@@ -39,3 +39,16 @@ def test_a_lease_carries_the_price_of_its_worker(story):
     story.ledger.drop_worker("dear")
     story.ledger.fail(lease.attempt_id, "died", 10)
     assert story.ledger.cost_report(job_id).overhead_nanos == {"lost": 70}
+
+
+def test_the_newest_report_of_each_engine_is_kept_and_of_the_latest_engines_only(story):
+    job_id = story.planned(rows=5)
+    assert story.ledger.get_job(job_id).engines == ()
+    story.ledger.note_engine(job_id, "a", {"steps": 1})
+    story.ledger.note_engine(job_id, "b", {"steps": 5})
+    story.ledger.note_engine(job_id, "a", {"steps": 2})
+    assert story.ledger.get_job(job_id).engines == ({"id": "b", "steps": 5}, {"id": "a", "steps": 2})
+    for number in range(20):
+        story.ledger.note_engine(job_id, f"engine {number}", {"steps": number})
+    kept = [report["steps"] for report in story.ledger.get_job(job_id).engines]
+    assert kept == list(range(12, 20))

@@ -69,6 +69,19 @@ def test_two_shards_with_the_same_row_indexes_share_one_engine(host):
     assert two.load_ns == 0, "a load is billed once"
 
 
+def test_rows_of_two_shards_run_in_one_batch(host):
+    """A shard that does not end holds up nobody: the other's rows join the batch that its row runs in."""
+    one = host.acquire(CONFIG, is_cancelled=never)
+    two = host.acquire(CONFIG, is_cancelled=never)
+    one.submit(requests("WAIT:1000000000"))
+    wait_until(lambda: host.stats().get("num_running") == 1)
+    for _ in range(3):
+        two.submit(requests("a b", "c d"))
+        assert collect(two) == {0: "b a", 1: "d c"}
+    assert one.num_outstanding == 1
+    assert host.stats()["num_running"] == 1
+
+
 def test_a_dead_engine_reaches_every_shard_and_the_next_one_gets_a_new_engine(host):
     """Each shard gets what the engine had finished, then the error; the host starts another engine."""
     one = host.acquire(CONFIG, is_cancelled=never)

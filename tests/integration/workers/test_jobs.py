@@ -36,6 +36,16 @@ def test_each_row_gets_its_answer_in_input_order(bench):
     assert (Path(job.output) / "_SUCCESS").exists()
 
 
+def test_the_job_says_how_its_engine_was_used(bench):
+    """One engine ran all shards: its report counts each generated token and each nanosecond once."""
+    job = bench.run(bench.submit(prompts(100)))
+    (report,) = job.engines
+    assert report["steps"] > 0
+    assert report["tokens_per_second"] == pytest.approx(200 / (100 * STEP_NS / 1e9), rel=1e-3)
+    (use,) = bench.service.get(job.id).engines
+    assert (use.id, use.steps, use.reuse) == (report["id"], report["steps"], None)
+
+
 def test_bad_rows_do_not_touch_their_neighbours(bench):
     """Empty, blank and failing rows become error rows, one each; the job is not green."""
     job_id = bench.submit(prompts(30, {3: "", 4: "   ", 5: "ERROR please", 6: None}))

@@ -17,12 +17,16 @@ class Process:
     def __init__(self):
         self.submitted = []
         self.aborted = []
+        self.counters = {}
 
     def submit(self, requests):
         self.submitted += requests
 
     def abort(self, ids):
         self.aborted += ids
+
+    def stats(self):
+        return self.counters
 
 
 def make():
@@ -72,3 +76,19 @@ def test_what_an_engine_gave_before_it_ended_is_not_lost():
 def test_completions_are_sorted_by_session():
     mixed = [Completion(name, RowStatus.SUCCEEDED) for name in ("1:5", "2:5", "1:6")]
     assert {number: [row_of(c) for c in group] for number, group in by_session(mixed).items()} == {1: [5, 6], 2: [5]}
+
+
+def test_a_job_is_told_what_the_engine_did_since_it_began_on_it():
+    """Whatever session it was that began; another job's beginning is its own."""
+    first, process = make()
+    begun = {}
+    second = EngineSession(8, process, share_of_unfinished=lambda _: 0, first_stats=begun)
+    first._first_stats = begun
+    process.counters = {"steps": 10, "completion_tokens": 100, "step_ns": 10**9}
+    first.begin("job")
+    process.counters = {"steps": 30, "completion_tokens": 700, "step_ns": 3 * 10**9}
+    second.begin("job")
+    second.begin("other")
+    assert second.report("job")["steps"] == 20
+    assert second.report("job")["tokens_per_second"] == 300
+    assert second.report("other")["steps"] == 0
