@@ -173,5 +173,5 @@ class EngineStats:
 
 
 _STATES = {"num_waiting", "num_running", "batched_tokens_limit", "max_num_seqs", "num_blocks", "used_blocks"}
-_STATES |= {"peak_used_blocks", "unfinished_device_ns", "kernels", "layers", "recipe"}
-_COUNTED = tuple(field.name for field in fields(EngineStats) if field.name not in _STATES)
+_STATES |= {"peak_used_blocks", "unfinished_device_ns"}
+_COUNTED = tuple(field.name for field in fields(EngineStats) if field.type == "int" and field.name not in _STATES)
