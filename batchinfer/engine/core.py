@@ -132,7 +132,7 @@ class EngineCore:
             "batched_tokens_limit": self._scheduler.max_num_batched_tokens,
             "unfinished_device_ns": sum(charged),
         }
-        return EngineStats.from_dict(self._stats.to_dict() | live | self._profile())
+        return EngineStats.from_dict({**self._stats.to_dict(), **live, **self._profile()})
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a sequence or a block is lost, shared wrongly or counted twice."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -97,11 +97,7 @@ class FusedDecoder:
     def timed(self, spent: dict[str, int]) -> FusedDecoder:
         """The same decoder, same weights, that adds its parts' nanoseconds to ``spent``; slower by their overhead."""
         twin = copy(self)
-        linears = ("qkv", "o", "gate_up", "down")
-        layers = [
-            replace(layer, **{name: Timed(getattr(layer, name), LINEAR_KINDS, spent) for name in linears})
-            for layer in self._layers
-        ]
+        layers = [_timed_layer(layer, spent) for layer in self._layers]
         ops, head = Timed(self._ops, OPS_KINDS, spent), Timed(self._head, HEAD_KINDS, spent)
         vars(twin).update(_ops=ops, _head=head, _layers=layers)
         return twin
@@ -158,6 +154,12 @@ class FusedDecoder:
             softcap=a.softcap,
         )
         return attended.flatten(1)
+
+
+def _timed_layer(layer: FusedLayer, spent: dict[str, int]) -> FusedLayer:
+    names = ("qkv", "o", "gate_up", "down")
+    linears: dict[str, Any] = {name: Timed(getattr(layer, name), LINEAR_KINDS, spent) for name in names}
+    return replace(layer, **linears)
 
 
 def _columns(x: Activations, start: int, stop: int | None) -> Activations:
