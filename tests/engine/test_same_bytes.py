@@ -136,3 +136,16 @@ def test_a_warm_prefix_cache_gives_the_same_bytes(model, rows, alone):
         assert tokens[row] == tokens[f"again {row}"] == answer
     for (row, position), digest in alone[1].items():
         assert seen[row, position] == seen[f"again {row}", position] == digest
+
+
+def test_two_threads_give_the_same_bytes(model, rows, alone):
+    """One batch on two threads, decode tokens beside chunks of prompts; the head's slices are cut between the two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        tokens, seen, _ = run(model, rows[5:10], max_num_seqs=64, max_num_batched_tokens=100)
+    finally:
+        torch.set_num_threads(before)
+    assert len(tokens) == 5
+    assert tokens == {row: alone[0][row] for row in tokens}
+    assert seen == {place: alone[1][place] for place in seen}

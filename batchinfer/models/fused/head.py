@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from batchinfer_kernels.cpu import Ops
     from batchinfer_kernels.cpu.operands import Activations
 
-SLICE_COLUMNS = 4096
-"""Words whose logits are computed at a time: those of 64 rows are read again while they are still in a core's cache."""
+SLICE_COLUMNS = 2048
+"""Words whose logits are computed at a time: those of 64 rows are reduced while they are in a core's cache."""
 
 
 class Head:
