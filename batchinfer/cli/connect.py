@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from batchinfer.cli.redact import RedactingFormatter
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -87,10 +89,11 @@ def set_up_logs(level: str) -> None:
     """Send logs to stderr; stdout belongs to results. ``--debug`` wins over the setting."""
     context = click.get_current_context(silent=True)
     is_debug = context is not None and bool((context.find_root().obj or {}).get("debug"))
+    handler = _StderrHandler()
+    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(
-        handlers=[_StderrHandler()],
+        handlers=[handler],
         level=logging.DEBUG if is_debug else level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         force=True,
     )
     if not is_debug:

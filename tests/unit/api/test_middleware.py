@@ -52,3 +52,11 @@ def test_an_open_server_answers_to_every_name(service):
     app = create_app(Settings.load(), service=service, access=Access.INSECURE)
     with TestClient(app, base_url="http://batch.example.org") as client:
         assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/healthz", "/nowhere"])
+def test_every_answer_has_security_headers(client, path):
+    headers = client.get(path).headers
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["Cache-Control"] == "no-store"

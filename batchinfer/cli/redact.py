@@ -1,0 +1,26 @@
+"""Keeps secrets out of logs, whoever writes them."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+_SECRETS = re.compile(
+    r"(?P<key>bi_[0-9a-z]{12}_)[0-9A-Za-z]{43}"
+    r"|(?P<auth>\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}"
+    r"|(?P<user>\w://[^\s:/@]*:)[^\s@/]+(?=@)",
+    re.IGNORECASE,
+)
+
+
+def redact(text: str) -> str:
+    """The text without keys, Authorization values and passwords of URLs."""
+    return _SECRETS.sub(lambda match: f"{match['key'] or match['auth'] or match['user']}***", text)
+
+
+class RedactingFormatter(logging.Formatter):
+    """Formats as its base does, traceback included, and then takes secrets out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line that is written."""
+        return redact(super().format(record))
