@@ -71,6 +71,10 @@ class SamplingParams(BaseModel):
     best_of: Annotated[
         int | None, Field(ge=1, le=MAX_SAMPLES, description="samples of which the likeliest n are kept")
     ] = None
+    beam_width: Annotated[int, Field(ge=1, le=MAX_BEAMS, description="beams of a beam search; 1 is off")] = 1
+    length_penalty: Annotated[
+        float, Field(ge=-10, le=10, description="power of a beam's length that its score is divided by")
+    ] = 1.0
 
     @model_validator(mode="before")
     @classmethod
@@ -112,12 +116,25 @@ class SamplingParams(BaseModel):
             raise ValueError(f"bad_words must be at most {MAX_BAD_WORDS} words, none of them empty")
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of ({self.best_of}) is below n ({self.n})")
-        if self.num_sequences > 1 and self.is_greedy:
+        if self.beam_width > 1:
+            self._check_beams()
+        elif self.num_sequences > 1 and self.is_greedy:
             raise ValueError(
                 f"{self.num_sequences} samples at temperature 0 are {self.num_sequences} times the same: "
                 "raise temperature, or ask for one"
             )
         return self
+
+    def _check_beams(self) -> None:
+        """A search has no draws, and its scores are those of the model's own log-probabilities."""
+        if self.n > self.beam_width:
+            raise ValueError(f"n ({self.n}) is above beam_width ({self.beam_width}): a search keeps no more answers")
+        defaults = type(self).model_fields
+        excluded = ("temperature", "best_of", "min_tokens", "stop", "logprobs", "repetition_penalty", "presence_penalty",
+                    "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids")  # fmt: skip
+        given = [name for name in excluded if getattr(self, name) != defaults[name].default]
+        if given:
+            raise ValueError(f"beam search (beam_width {self.beam_width}) goes without {' and '.join(given)}")
 
     @property
     def is_greedy(self) -> bool:
@@ -126,13 +143,18 @@ class SamplingParams(BaseModel):
 
     @property
     def num_sequences(self) -> int:
-        """Answers that are computed for the row."""
-        return self.best_of or self.n
+        """Answers that are drawn for the row."""
+        return 1 if self.beam_width > 1 else self.best_of or self.n
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether there are several answers, or there were to choose from."""
+        return self.n > 1 or self.num_sequences > 1
 
     @property
     def has_scores(self) -> bool:
         """Whether the log-probability of each generated token is wanted."""
-        return self.logprobs is not None or self.num_sequences > self.n
+        return self.logprobs is not None or self.num_sequences > self.n or self.beam_width > 1
 
     @property
     def has_penalty(self) -> bool:

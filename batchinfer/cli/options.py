@@ -9,7 +9,7 @@ import click
 from pydantic import ValidationError
 
 from batchinfer.errors import InvalidSpecError
-from batchinfer.jobs.spec import Dtype, JobSpec, KVCacheDtype, OnNull, Quantization
+from batchinfer.jobs.spec import Dtype, JobSpec, KVCacheDtype, OnNull, Quantization, SamplesLayout
 from batchinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "prompt_logprobs": {"type": int},
     "n": {"flags": ["--n"], "type": int},
     "best_of": {"type": int},
+    "beam_width": {"type": int},
+    "length_penalty": {"type": float},
+    "samples_layout": {"type": click.Choice([choice.value for choice in SamplesLayout])},
     "skip_special_tokens": {"flags": ["--skip-special-tokens/--no-skip-special-tokens"]},
     "max_model_len": {"type": int},
     "dtype": {"type": click.Choice([choice.value for choice in Dtype])},

@@ -38,7 +38,7 @@ class AnswerWriter:
             clamped_max_tokens=sequence.clamped_max_tokens,
             extra=self._scores(sequence)
             | self._prompt_scores(ended)
-            | ({"samples": self._samples(ended, prompt)} if params.num_sequences > 1 else {}),
+            | ({"samples": self._samples(ended, prompt)} if params.has_samples else {}),
         )
 
     def _samples(self, ended: Iterable[Ended], prompt: str | None) -> list[dict[str, Any]]:

@@ -202,6 +202,8 @@ class EngineCore:
         for sequence, outcome in ended:
             if isinstance(outcome, RowError):
                 self._scheduler.finish(sequence, keep_prefix=False)
+            elif sequence.is_beam:
+                self._scheduler.finish(sequence)
             else:
                 self._scheduler.answered(sequence)
         return ended
@@ -250,7 +252,7 @@ class EngineCore:
         if completion is not None:
             return [self._close(row, completion)]
         for continuation in row.continuations():
-            self._scheduler.add(continuation)
+            self._scheduler.resume(continuation)
         return []
 
     def _close(self, row: Row, completion: Completion) -> Completion:

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from batchinfer.engine.answers import AnswerWriter
+from batchinfer.engine.beam import Beam, BeamRow, BeamSearch, num_candidates
 from batchinfer.engine.block_pool import root_hash
 from batchinfer.engine.logit_rules import rules_of
 from batchinfer.engine.logprobs import AnswerScores, PromptScores
@@ -64,13 +65,37 @@ class Ingest:
         is_scored = params.prompt_logprobs is not None
         max_tokens = self._clamp(len(prompt), params.max_tokens, is_computed=is_scored)
         seed = row_seed(self._seed, request.request_id) if params.seed is None else params.seed
+        echo = self._echo(request, prompt) if params.echo else None
+        if params.beam_width > 1 and max_tokens > 0:
+            return self._beams(request, prompt, max_tokens, echo)
         sequences = [
             self._sequence(request, list(prompt), max_tokens, sample_seed(seed, index))
             for index in range(params.num_sequences)
         ]
         if params.prompt_logprobs is not None:
             sequences[0].prompt_scores = PromptScores(len(prompt), params.prompt_logprobs)
-        return Row(sequences, self._writer, self._echo(request, prompt) if params.echo else None)
+        return Row(sequences, self._writer, echo)
+
+    def _beams(self, request: Request, prompt: list[int], max_tokens: int, echo: str | None) -> Row:
+        """A row that is searched for; each beam is a sequence of one new token."""
+        params = request.params
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
+        num_options = num_candidates(params.beam_width, len(ends))
+
+        def make(beam: Beam) -> Sequence:
+            sequence = self._sequence(request, [*prompt, *beam.tokens], len(beam.tokens) + 1, 0)
+            sequence.num_prompt_tokens = len(prompt)
+            sequence.clamped_max_tokens = max_tokens if max_tokens < params.max_tokens else None
+            sequence.scores = AnswerScores(num_options)
+            sequence.is_beam = True
+            if beam.tokens:
+                sequence.num_preemptions = 1  # what it finds in the cache is the row's own, and no hit
+            elif params.prompt_logprobs is not None:
+                sequence.prompt_scores = PromptScores(len(prompt), params.prompt_logprobs)
+            return sequence
+
+        search = BeamSearch(params.beam_width, max_tokens, params.length_penalty, ends)
+        return BeamRow(search, ends, make, self._writer, echo)
 
     def _sequence(self, request: Request, prompt: list[int], max_tokens: int, seed: int) -> Sequence:
         params = request.params

@@ -118,6 +118,10 @@ class Scheduler:
         self.waiting.add(sequence)
         self.num_ideal_cached_tokens += self._ideal.add(self._prefixes.shareable(sequence)) * self.pool.block_size
 
+    def resume(self, sequence: Sequence) -> None:
+        """Queue a sequence that goes on with what others have begun: it comes before new ones."""
+        self.waiting.put_back(sequence)
+
     def finish(self, sequence: Sequence, *, keep_prefix: bool = True) -> None:
         """Forget a sequence, waiting or running, and free its blocks; ``keep_prefix`` lets others find them still."""
         if self.running.pop(sequence, None) is None:

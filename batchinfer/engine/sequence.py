@@ -41,6 +41,8 @@ class Sequence:
     scores: AnswerScores | None = None
     prompt_scores: PromptScores | None = None
     """Log-probabilities, where the row asks for them."""
+    is_beam: bool = False
+    """Whether it is a step of a beam search, whose length says nothing of answers."""
 
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0

@@ -31,6 +31,13 @@ class OnNull(StrEnum):
     EMPTY = "empty"
 
 
+class SamplesLayout(StrEnum):
+    """How several samples of a row are written: in a list column; also one row a sample, in a file of their own."""
+
+    LIST = "list"
+    LONG = "long"
+
+
 class Dtype(StrEnum):
     """Precision of weights and activations; ``auto`` is the model's own on a GPU and float32 on a CPU."""
 
@@ -142,6 +149,10 @@ class JobSpec(BaseModel):
     prompt_logprobs: int | None = None
     n: int = 1
     best_of: int | None = None
+    beam_width: int = 1
+    length_penalty: float = 1.0
+    samples_layout: SamplesLayout = SamplesLayout.LIST
+    """``long`` also writes ``OUTPUT.samples.parquet``, with one row a sample."""
 
     max_model_len: Annotated[int | None, Field(ge=2, le=MAX_TOKENS)] = None
     """Longest prompt plus answer in tokens; None is the model's own limit."""
@@ -193,7 +204,9 @@ class JobSpec(BaseModel):
         given = [n for n in ("prompt_column", "messages_column", "template") if getattr(self, n) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other: a row has one source for its prompt")
-        self.sampling_params()
+        params = self.sampling_params()
+        if self.samples_layout is SamplesLayout.LONG and not params.has_samples:
+            raise ValueError("samples_layout long needs several samples a row: raise n")
         return self
 
     def sampling_params(self) -> SamplingParams:
@@ -208,9 +221,9 @@ class JobSpec(BaseModel):
             "logprobs": self.logprobs is not None,
             "cumulative_logprob": params.has_scores,
             "prompt_logprobs": self.prompt_logprobs is not None,
-            "samples": params.num_sequences > 1,
             "row_key": self.reuse_results,
             "reused_from": self.reuse_results,
+            "samples": params.has_samples,
         }
         return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 

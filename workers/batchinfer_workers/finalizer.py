@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from batchinfer import __version__
 from batchinfer.dataset.finalize import ShardResultFile, finalize_output
+from batchinfer.dataset.long_samples import long_location, write_long
 from batchinfer.dataset.schema import ResultSchema
 from batchinfer.dataset.source import InputSource
 from batchinfer.errors import BatchInferError
 from batchinfer.jobs.batch_results import publish_batch_files
+from batchinfer.jobs.spec import SamplesLayout
 from batchinfer.jobs.status import Action
 from batchinfer.money import nanos_to_usd
 from batchinfer_workers.heartbeat import LeaseKeeper
@@ -68,6 +70,9 @@ def _publish(ledger: Ledger, job: JobRecord, results: list[ShardResultFile]) -> 
     )
     if job.spec.reuse_results:
         write_key_index(ledger, job, layout, manifest)
+    if job.spec.samples_layout is SamplesLayout.LONG:
+        files = [layout.manifest.parent.child(file.name) for file in manifest.files]
+        write_long(files, long_location(layout.output), job.spec.column_prefix, output_metadata(job))
     return layout.manifest_path
 
 
