@@ -12,7 +12,7 @@ from batchinfer import __version__
 from batchinfer.api.access import Access, AccessMiddleware, Gate
 from batchinfer.api.errors import install_error_handlers
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
-from batchinfer.api.routes import batches, files, health, job_events, jobs, keys, models, results, tenants, workers
+from batchinfer.api.routes import batches, files, health, job_events, jobs, keys, models, results, schedules, tenants, workers
 from batchinfer.jobs.files import FileStore
 from batchinfer.jobs.installed_roots import InstalledRoots
 from batchinfer.jobs.service import JobService
@@ -55,7 +55,7 @@ def create_app(
             app.state.service.close()
 
     app = FastAPI(title="batchinfer", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
-    for noun in (jobs, job_events, results, files, batches, models, workers, keys, tenants, health):
+    for noun in (jobs, job_events, results, files, batches, schedules, models, workers, keys, tenants, health):
         app.include_router(noun.router)
     install_error_handlers(app)
     # the last one added is the outermost

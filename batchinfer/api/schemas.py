@@ -139,3 +139,23 @@ class Readiness(View):
 
     status: Literal["ready", "not_ready"]
     checks: dict[str, str]
+
+
+class TriggerBody(Body):
+    """What a run by hand stands for."""
+
+    logical_date: Annotated[str, Field(max_length=40)] | None = None
+    """A day in the schedule's zone or an ISO 8601 time; now if left out."""
+
+
+class BackfillBody(Body):
+    """A range of moments to run."""
+
+    start: Annotated[str, Field(max_length=40)]
+    """First day (in the schedule's zone) or ISO 8601 time."""
+    end: Annotated[str, Field(max_length=40)]
+    """Last day, included."""
+    parallel: Annotated[int, Field(ge=1, le=100)] = 1
+    """Runs at work at once."""
+    retry: bool = False
+    """Run dates again that were skipped, or failed, or did not wholly succeed."""

@@ -23,6 +23,8 @@ _BODY = {"model": "org/only-of-red", "messages": [{"role": "user", "content": "h
 LINE = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": _BODY}).encode()
 BATCH = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
+SCHEDULE = {"name": "nightly", "cron": "@daily", "job": {"inputs": ["s3://b/p.parquet"], "model": "org/name"}}
+
 # path parameter -> how to get red's id of it
 IDS = {
     "job_id": lambda red: red["job"],
@@ -30,6 +32,7 @@ IDS = {
     "tenant": lambda red: "red",
     "file_id": lambda red: red["file"],
     "batch_id": lambda red: red["batch"],
+    "schedule": lambda red: red["schedule"],
     "model": lambda red: "org/only-of-red",
     "name": lambda red: "shard-00000.parquet",
 }
@@ -39,6 +42,8 @@ BODIES = {
     ("POST", "/v1/batches"): lambda red: {"json": BATCH | {"input_file_id": red["file"]}},
     ("POST", "/v1/jobs"): lambda _: {"json": {"inputs": ["s3://b/p.parquet"], "model": "org/name"}},
     ("PATCH", "/v1/jobs/{job_id}"): lambda _: {"json": {"name": "mine now"}},
+    ("POST", "/v1/schedules"): lambda _: {"json": SCHEDULE},
+    ("POST", "/v1/schedules/{schedule}/backfill"): lambda _: {"json": {"start": "2026-01-01", "end": "2026-01-02"}},
     ("POST", "/v1/keys"): lambda _: {"json": {"tenant": "red", "role": "viewer"}},
     ("POST", "/v1/tenants"): lambda _: {"json": {"id": "green"}},
     ("PATCH", "/v1/tenants/{tenant}"): lambda _: {"json": {"disabled": True}},
@@ -71,6 +76,8 @@ def red(app, service, tmp_path_factory):
     with clients_of(app, service, "red") as client:
         name = f"{SECRET}.jsonl"
         file = client.post("/v1/files", files={"file": (name, LINE)}, data={"purpose": "batch"}).json()
+        named = SCHEDULE | {"job": SCHEDULE["job"] | {"name": SECRET}}
+        schedule = client.post("/v1/schedules", json=named).json()
         batch = client.post("/v1/batches", json=BATCH | {"input_file_id": file["id"], "metadata": {"a": SECRET}}).json()
     acting = service.acting_for(Caller("red", Role.ADMIN))
     spec = make_spec(tmp_path_factory.mktemp(SECRET), name=SECRET, tags={"a": SECRET}, model="org/only-of-red")
@@ -78,7 +85,7 @@ def red(app, service, tmp_path_factory):
     service.cancel(service.ledger.list_jobs(limit=2)[1].id)  # the batch, so that the other job is planned first
     complete(service.ledger, view.id, errored=1)
     record, _ = acting.keys.create(acting.caller, tenant="red", role=Role.VIEWER, name=SECRET)
-    return {"job": view.id, "key": record.id, "file": file["id"], "batch": batch["id"]}
+    return {"job": view.id, "key": record.id, "file": file["id"], "batch": batch["id"], "schedule": schedule["id"]}
 
 
 @pytest.fixture(scope="module")
