@@ -9,9 +9,12 @@ import threading
 from typing import TYPE_CHECKING
 
 from batchinfer.jobs.dispatch import connect_dispatcher
+from batchinfer.jobs.schedule_firing import Firing
+from batchinfer.jobs.schedule_runner import ScheduleRunner
 from batchinfer.jobs.service import JobService
 from batchinfer_workers.controller import CeleryThread
 from batchinfer_workers.node import DRAIN_SECONDS
+from batchinfer_workers.schedule_clock import ScheduleClock
 from batchinfer_workers.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ def run_worker(settings: Settings, *, models: Sequence[str] | None = None, ticke
 
     The first signal drains: finished rows are committed, the rest of each shard goes back at once. A second one ends
     the process on the spot; leases then expire by themselves. ``ticker_only`` runs no shards: it keeps leases,
-    deadlines and wake-ups going while no worker is up. Call it in the main thread.
+    deadlines, schedules and wake-ups going while no worker is up. Call it in the main thread.
 
     Raises:
         UserError: the database is not there or not up to date.
@@ -57,10 +60,17 @@ def _work(worker: CeleryThread, stop: _StopSignals) -> int:
 
 
 def _tick(service: JobService, settings: Settings, stop: _StopSignals) -> int:
-    ticker = Ticker(service.ledger, connect_dispatcher(settings.broker_url), seconds=settings.tick_seconds)
-    ticker.start()
+    dispatcher = connect_dispatcher(settings.broker_url)
+    schedules = ScheduleRunner(Firing(service.engine), service.ledger, dispatcher)
+    tickers = (
+        Ticker(service.ledger, dispatcher, seconds=settings.tick_seconds),
+        ScheduleClock(schedules, seconds=settings.tick_seconds),
+    )
+    for ticker in tickers:
+        ticker.start()
     stop.event.wait()
-    ticker.close()
+    for ticker in tickers:
+        ticker.close()
     return os.EX_OK
 
 

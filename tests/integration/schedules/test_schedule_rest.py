@@ -26,7 +26,7 @@ SPEC = {
 @pytest.fixture
 def client(sqlite_url):
     service = JobService.connect(sqlite_url, "memory://")
-    with TestClient(create_app(Settings.load(), service=service, access=Access.OPEN)) as client:
+    with TestClient(create_app(Settings.load(), service=service, access=Access.INSECURE)) as client:
         yield client
     service.close()
 
