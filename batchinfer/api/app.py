@@ -12,7 +12,19 @@ from batchinfer import __version__
 from batchinfer.api.access import Access, AccessMiddleware, Gate
 from batchinfer.api.errors import install_error_handlers
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
-from batchinfer.api.routes import batches, files, health, job_events, jobs, keys, models, results, schedules, tenants, workers
+from batchinfer.api.routes import (
+    batches,
+    files,
+    health,
+    job_events,
+    jobs,
+    keys,
+    models,
+    results,
+    schedules,
+    tenants,
+    workers,
+)
 from batchinfer.jobs.files import FileStore
 from batchinfer.jobs.installed_roots import InstalledRoots
 from batchinfer.jobs.service import JobService
