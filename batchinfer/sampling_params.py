@@ -59,6 +59,9 @@ class SamplingParams(BaseModel):
     include_stop_str_in_output: Annotated[bool, Field(description="keep the stop string that ended the row")] = False
     skip_special_tokens: Annotated[bool, Field(description="leave special tokens out of the output's text")] = True
     echo: Annotated[bool, Field(description="begin the output with the prompt's text")] = False
+    continue_final_message: Annotated[
+        bool, Field(description="go on with the last message, the assistant's, instead of answering it")
+    ] = False
     logprobs: Annotated[
         int | None,
         Field(ge=0, le=MAX_LOGPROBS, description="log-probabilities of the answer's tokens and of so many others"),

@@ -46,6 +46,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "ignore_eos": {"is_flag": True},
     "include_stop_str_in_output": {"is_flag": True},
     "echo": {"is_flag": True},
+    "continue_final_message": {"is_flag": True},
     "logprobs": {"type": int},
     "prompt_logprobs": {"type": int},
     "n": {"flags": ["--n"], "type": int},

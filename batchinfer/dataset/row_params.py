@@ -51,7 +51,10 @@ _MATCHES: dict[str, Callable[[pa.DataType], bool]] = {
     **dict.fromkeys(("stop", "bad_words"), _is_text_or_list),
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), _is_integer_list),
     "logit_bias": _is_bias,
-    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "echo"), pa.types.is_boolean),
+    **dict.fromkeys(
+        ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "echo", "continue_final_message"),
+        pa.types.is_boolean,
+    ),
 }
 
 

@@ -45,7 +45,7 @@ class ChatRenderer:
         if request.prompt_token_ids is not None:
             return self._check_token_ids(request.prompt_token_ids)
         if request.messages is not None:
-            return self.encode_messages(request.messages)
+            return self.encode_messages(request.messages, continues=request.params.continue_final_message)
         return self.encode_prompt(request.prompt or "")
 
     def encode_prompt(self, prompt: str) -> list[int]:
@@ -56,26 +56,36 @@ class ChatRenderer:
         starts_with_bos = bool(bos) and prompt.startswith(bos)
         return self._tokenize(prompt, add_special_tokens=not starts_with_bos)
 
-    def encode_messages(self, messages: list[Message]) -> list[int]:
+    def encode_messages(self, messages: list[Message], *, continues: bool = False) -> list[int]:
         """Token ids of a conversation: the chat template applied once, nothing added after it."""
-        text = self.render(messages)
+        text = self.render(messages, continues=continues)
         if not text:
             _fail(ErrorCode.EMPTY_PROMPT, "the chat template made no text of these messages")
         return self._tokenize(text, add_special_tokens=False)
 
-    def render(self, messages: list[Message]) -> str:
-        """The text that the chat template makes of a conversation, up to where the answer begins."""
+    def render(self, messages: list[Message], *, continues: bool = False) -> str:
+        """The text that the chat template makes of a conversation, up to where the answer begins.
+
+        With ``continues`` that is the end of the last message, which is the assistant's and not closed.
+        """
         if not self._tokenizer.chat_template:
             _fail(ErrorCode.TEMPLATE_ERROR, "the model has no chat template: use a prompt column or another model")
         conversation = normalize_messages(messages)
+        if continues and conversation[-1]["role"] != "assistant":
+            _fail(
+                ErrorCode.INVALID_MESSAGES,
+                f"messages[{len(conversation) - 1}]: continue_final_message needs a last message of the assistant's",
+            )
         try:
-            return self._apply(conversation)
+            return self._apply(conversation, continues=continues)
         except Exception as error:  # noqa: BLE001 -- a template is a program of the model's maker: it may raise anything
             where = self._refused_at(conversation, str(error))
             _fail(ErrorCode.INVALID_MESSAGES, f"{where}the model's chat template refused the messages: {error}")
 
-    def _apply(self, conversation: list[Message]) -> str:
-        text: str = self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    def _apply(self, conversation: list[Message], *, continues: bool = False) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues
+        )
         return text
 
     def _refused_at(self, conversation: list[Message], reason: str) -> str:

@@ -145,6 +145,7 @@ class JobSpec(BaseModel):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     echo: bool = False
+    continue_final_message: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1

@@ -199,3 +199,17 @@ def test_each_form_of_a_request_goes_its_way(renderer):
     assert renderer.encode(Request("0", params, messages=[user("Hi")])) == renderer.encode_messages([user("Hi")])
     assert renderer.encode(Request("0", params, prompt_token_ids=[7, 8])) == [7, 8]
     assert failure(renderer.encode, Request("0", params, messages=[]))[0] is ErrorCode.INVALID_MESSAGES
+
+
+def test_a_final_message_is_continued_where_it_ends(smol, renderer):
+    """Equal to transformers' own continuation; a last message that is not the assistant's is named."""
+    params = SamplingParams(continue_final_message=True)
+    turns = [user("The capital of France?"), {"role": "assistant", "content": "The capital is"}]
+    found = renderer.encode(Request("a", params, messages=turns))
+    text = smol.decode(found)
+    assert text == smol.apply_chat_template(turns, tokenize=False, continue_final_message=True)
+    assert text.endswith("<|im_start|>assistant\nThe capital is")
+    with pytest.raises(RowFailure) as failure:
+        renderer.encode(Request("a", params, messages=turns[:1]))
+    assert failure.value.error.code is ErrorCode.INVALID_MESSAGES
+    assert failure.value.error.message.startswith("messages[0]: continue_final_message needs")
