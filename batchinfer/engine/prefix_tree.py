@@ -112,6 +112,10 @@ class PrefixTree:
     def remove(self, sequence: Sequence, num_blocks: int) -> None:
         """Take a request of so many shareable blocks out; the walk goes on near it if it was chosen by :meth:`next`."""
         node: _Node | None = self._node_of.pop(sequence)
+        assert node is not None
+        if len(node.members) > 2 * node.count + SPARE_ENTRIES:
+            node.members = [member for member in node.members if self._node_of.get(member[3]) is node]
+            heapify(node.members)
         while node is not None:
             node.count -= 1
             node.total -= num_blocks + 1

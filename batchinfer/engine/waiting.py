@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from batchinfer.engine.prefix_tree import PrefixTree
+from batchinfer.engine.prefix_tree import SPARE_ENTRIES, PrefixTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,8 +83,9 @@ class WaitingQueue:
         self._expected -= expected
         self._num_taken += 1
         self._tree.remove(sequence, num_blocks)
-        if not self._entries:
-            self._longest.clear()
+        if len(self._longest) > 2 * len(self._entries) + SPARE_ENTRIES:  # else those who left would be kept for ever
+            self._longest = [entry for entry in self._longest if entry[2] in self._entries]
+            heapify(self._longest)
 
     def head(self, num_running: int) -> Sequence | None:
         """The sequence that is to run next, or None."""

@@ -1,6 +1,8 @@
 """Corners of scheduling that a whole engine reaches rarely: what a failed step may leave behind."""
 
 import random
+import weakref
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,3 +228,29 @@ def test_the_estimate_of_a_row_that_outgrew_all_others_is_what_it_may_generate()
     assert history.remaining(row) == 1
     row.token_ids += [7] * 2
     assert history.remaining(row) == 55
+
+
+def test_sequences_that_left_are_not_kept():
+    """The window never runs empty, and yet what went through it is forgotten: memory does not grow with the rows."""
+    scheduler = scheduler_of(max_num_seqs=4)
+    left = []
+    for i in range(3000):
+        row = sequence(i, [1] if i % 2 else [1, 2, 3, 4, 5, i], max_tokens=1 + i % 7)
+        scheduler.add(row)
+        row.params = Params()
+        left.append(weakref.ref(row.params))
+        del row
+        if len(scheduler.waiting) < 40:
+            continue
+        output = scheduler.schedule()
+        scheduler.commit(output)
+        for part in output.scheduled:
+            scheduler.finish(part.sequence)
+        del output, part
+    alive = sum(reference() is not None for reference in left)
+    assert len(scheduler.waiting) > 0
+    assert alive < 600
+
+
+class Params(SimpleNamespace):
+    """Something that a weak reference can follow, which a sequence itself cannot be."""
