@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ from batchinfer.jobs.schedule_spec import MissingInput, Overlap, render_job
 from batchinfer.jobs.schedule_template import variables
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchinfer.dataset.roots import Roots
     from batchinfer.jobs.dispatch import Dispatcher
     from batchinfer.jobs.ledger import Ledger
     from batchinfer.jobs.schedule_firing import Claim, Firing
@@ -31,10 +35,19 @@ _log = logging.getLogger(__name__)
 class ScheduleRunner:
     """Turns due moments into runs and runs into jobs."""
 
-    def __init__(self, firing: Firing, ledger: Ledger, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        firing: Firing,
+        ledger: Ledger,
+        dispatcher: Dispatcher,
+        *,
+        roots_of: Callable[[str], Roots] | None = None,
+    ) -> None:
+        """``roots_of`` says where a tenant may read and write; None: everywhere."""
         self._firing = firing
         self._ledger = ledger
         self._dispatcher = dispatcher
+        self._roots_of = roots_of
 
     def tick(self) -> None:
         """Look once."""
@@ -54,12 +67,25 @@ class ScheduleRunner:
         try:
             spec = resolve_paths(self._render(claim), base=None, job_id=job_id, must_exist=False)
             assert spec.output is not None
+            self._check_roots(claim.schedule.tenant, spec)
             check_output_is_free(spec.output)
         except UserError as error:
             self._end(claim, RunState.FAILED, error.message)
             return
         if self._has_input(claim, spec):
             self._launch(claim, spec, job_id)
+
+    def _check_roots(self, tenant: str, spec: JobSpec) -> None:
+        """Before anything is looked at: whether a file of somebody else is there is no business of this tenant."""
+        if self._roots_of is None:
+            return
+        # uploaded files lie side by side, and belong to jobs that name them
+        roots = replace(self._roots_of(tenant), own=None)
+        for path in spec.inputs:
+            roots.check_input(path)
+        assert spec.output is not None
+        roots.check_output(spec.output)
+        roots.check_model(spec.model)
 
     def _render(self, claim: Claim) -> JobSpec:
         schedule, run = claim.schedule, claim.run

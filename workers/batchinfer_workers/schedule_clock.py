@@ -5,12 +5,27 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
+from batchinfer.jobs.schedule_firing import Firing
+from batchinfer.jobs.schedule_runner import ScheduleRunner
+from batchinfer_workers.roots import roots_of_tenant
+
 if TYPE_CHECKING:
-    from batchinfer.jobs.schedule_runner import ScheduleRunner
+    from batchinfer.jobs.dispatch import Dispatcher
+    from batchinfer.jobs.service import JobService
+    from batchinfer.settings import Settings
 
 _log = logging.getLogger(__name__)
+
+
+def schedule_runner(service: JobService, settings: Settings, dispatcher: Dispatcher) -> ScheduleRunner:
+    """What looks after the schedules of a service's database, each tenant's within its roots."""
+    ledger = service.ledger
+    return ScheduleRunner(
+        Firing(service.engine), ledger, dispatcher, roots_of=partial(roots_of_tenant, ledger, settings)
+    )
 
 
 class ScheduleClock:

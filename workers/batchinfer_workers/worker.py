@@ -9,12 +9,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from batchinfer.jobs.dispatch import connect_dispatcher
-from batchinfer.jobs.schedule_firing import Firing
-from batchinfer.jobs.schedule_runner import ScheduleRunner
 from batchinfer.jobs.service import JobService
 from batchinfer_workers.controller import CeleryThread
 from batchinfer_workers.node import DRAIN_SECONDS
-from batchinfer_workers.schedule_clock import ScheduleClock
+from batchinfer_workers.schedule_clock import ScheduleClock, schedule_runner
 from batchinfer_workers.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -61,7 +59,7 @@ def _work(worker: CeleryThread, stop: _StopSignals) -> int:
 
 def _tick(service: JobService, settings: Settings, stop: _StopSignals) -> int:
     dispatcher = connect_dispatcher(settings.broker_url)
-    schedules = ScheduleRunner(Firing(service.engine), service.ledger, dispatcher)
+    schedules = schedule_runner(service, settings, dispatcher)
     tickers = (
         Ticker(service.ledger, dispatcher, seconds=settings.tick_seconds),
         ScheduleClock(schedules, seconds=settings.tick_seconds),

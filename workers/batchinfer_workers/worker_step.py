@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from celery import bootsteps
 
 from batchinfer.jobs.dispatch import CeleryDispatcher, shard_queue
-from batchinfer.jobs.schedule_firing import Firing
-from batchinfer.jobs.schedule_runner import ScheduleRunner
 from batchinfer.jobs.service import JobService
 from batchinfer_workers.node import WorkerNode
+from batchinfer_workers.schedule_clock import schedule_runner
 
 if TYPE_CHECKING:
     from batchinfer_workers.app import NodeOptions
@@ -32,7 +31,6 @@ class NodeStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         # the service checks that the database is there and up to date
         self._service = JobService.connect(settings.sqlalchemy_url, "memory://")
         dispatcher = CeleryDispatcher(worker.app)
-        firing = Firing(self._service.engine)
         self._node = WorkerNode(
             settings,
             self._service.ledger,
@@ -41,7 +39,7 @@ class NodeStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             job_id=options.job_id,
             listen=Listener(worker),
             # a worker that is there for one job lets the schedules be
-            schedules=ScheduleRunner(firing, self._service.ledger, dispatcher) if options.job_id is None else None,
+            schedules=None if options.job_id is not None else schedule_runner(self._service, settings, dispatcher),
         )
         worker.app.batchinfer_node = self._node
         self._node.start()

@@ -4,9 +4,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from batchinfer.dataset.roots import Roots
 from batchinfer.errors import ConflictError, InvalidSpecError, NotFoundError
 from batchinfer.jobs.caller import Caller, Role
+from batchinfer.jobs.dispatch import NullDispatcher
+from batchinfer.jobs.schedule_firing import Firing
 from batchinfer.jobs.schedule_records import RunState
+from batchinfer.jobs.schedule_runner import ScheduleRunner
 from batchinfer.jobs.schedule_spec import ScheduleSpec
 from batchinfer.jobs.status import JobState
 
@@ -344,3 +348,22 @@ def test_tenants_do_not_see_each_other(bench):
     assert (job.tenant_id, run.schedule) == ("red", "nightly")
     with pytest.raises(ConflictError, match="several tenants"):
         bench.service.get("nightly")
+
+
+def test_a_run_outside_of_its_tenants_roots_fails_before_anything_is_looked_at(bench):
+    """Whether the file is there is not told: both runs fail with the same words."""
+    said = set()
+    for name, path in (("there", bench.always_there()), ("not-there", str(bench.folder / "no.parquet"))):
+        bench.add(name=name, job={"inputs": [path]})
+        bench.service.trigger(name)
+        roots = Roots((str(bench.folder / "mine"),), (str(bench.folder),), ())
+        ScheduleRunner(
+            Firing(bench.engine, clock=bench.clock), bench.ledger, NullDispatcher(), roots_of=lambda _tenant, r=roots: r
+        ).tick()
+        (run,) = bench.runs(name)
+        assert run.state == "failed"
+        said.add(run.reason.replace(path, "PATH"))
+        bench.clock.pass_(seconds=1)
+    assert len(said) == 1
+    assert "lies outside" in said.pop()
+    assert bench.jobs() == []
