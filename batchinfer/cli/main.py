@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "errors": ("results", "Show the error rows of a job by code, with what to do."),
     "cost": ("results", "Show what a job has cost, metered and at list price."),
     "verify": ("results", "Prove that every input row has exactly one outcome."),
+    "replay": ("replay", "Run one row of a job again, alone, and say whether the bytes are equal."),
     "schedule": ("schedule", "Run jobs by the clock, each moment exactly once."),
     "events": ("look", "Show what happened to a job, oldest first."),
     "workers": ("look", "List workers: where they run, with which model, and whether they give signs of life."),

@@ -75,6 +75,8 @@ OPTIONAL_COLUMNS: dict[str, pa.DataType] = {
 }
 """Result columns that a job has only if its spec asks for them (:meth:`JobSpec.result_columns`), in the order in which
 they are written. Their values come from :attr:`ResultRow.extra`, null where a row has none."""
+RESULT_COLUMNS = (*(field.name for field in _FIELDS), *OPTIONAL_COLUMNS)
+"""All result columns that there can be."""
 METADATA_PREFIX = "batchinfer."
 
 

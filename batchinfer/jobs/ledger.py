@@ -7,6 +7,7 @@ Where to read what:
 - ``ledger_leases``: lease a shard, heartbeat
 - ``ledger_endings``: release, fail, reap; ``isolation`` finds the row that kills engines
 - ``ledger_commits``: parts and shards
+- ``ledger_progress``: how far rows are that have not ended; the model they run on; what the sentinel found
 - ``ledger_control``: cancel, pause, resume, retry, deadlines; ``ledger_changes``: priority, deadline, budget, labels
 - ``ledger_files``: uploaded files; the batches of the OpenAI door
 - ``ledger_workers``: the registered workers, and what waits for them
@@ -23,13 +24,14 @@ from batchinfer.jobs.ledger_control import RETRIED, Control
 from batchinfer.jobs.ledger_files import Batches, Files
 from batchinfer.jobs.ledger_jobs import Jobs
 from batchinfer.jobs.ledger_planning import Planning
+from batchinfer.jobs.ledger_progress import Progress
 from batchinfer.jobs.ledger_workers import Workers
 from batchinfer.jobs.reuse import KeyIndexes
 
 __all__ = ["RETRIED", "Ledger"]
 
 
-class Ledger(Jobs, Planning, Commits, Control, Changes, Workers, Files, Batches, Costs, KeyIndexes):
+class Ledger(Jobs, Planning, Commits, Progress, Control, Changes, Workers, Files, Batches, Costs, KeyIndexes):
     """State of jobs over a database engine made by :func:`batchinfer.db.session.create_db_engine`.
 
     Thread-safe. Transient database errors (a restart, a deadlock, a busy SQLite) are retried for up to

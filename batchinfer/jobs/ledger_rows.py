@@ -74,6 +74,8 @@ def job_record(row: Row[Any]) -> JobRecord:
         saved_nanos=row.saved_nanos,
         saved_list_nanos=row.saved_list_nanos,
         retry_generation=row.retry_generation,
+        model_revision=row.model_revision,
+        drift=row.drift,
         created_at=row.created_at,
         planned_at=row.planned_at,
         started_at=row.started_at,

@@ -92,6 +92,10 @@ class JobRecord:
     saved_nanos: int
     saved_list_nanos: int
     retry_generation: int
+    model_revision: str | None
+    """Of the model that the job's first rows ran on; None until they do, or where it is not known."""
+    drift: Mapping[str, Any]
+    """What the sentinel found; empty without one."""
     created_at: datetime
     planned_at: datetime | None
     started_at: datetime | None

@@ -6,6 +6,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from batchinfer.engine.model_identity import model_revision, model_stamp
 from batchinfer.errors import (
     BatchInferError,
     ConflictError,
@@ -221,11 +222,20 @@ class ShardRunner:
             # the engine was loaded before the model's files changed: its answers are not those of the files
             self._reuse.is_valid = False
         session.begin(lease.job.id)
+        self._note_model(session)
         if session.load_ns:
             self._book_load(session)
         if lease.probe_rows == 1:
             self._ledger.announce_probe(lease.attempt_id, int(requests[0].request_id))
         return session
+
+    def _note_model(self, session: EngineSession) -> None:
+        """Keep which model the rows run on, so that a replay can tell whether it still has the same."""
+        model = self._lease.job.model
+        if session.model_stamp is not None and session.model_stamp == model_stamp(model):
+            revision = model_revision(model)
+            if revision is not None and revision != self._lease.job.model_revision:
+                self._ledger.note_model(self._lease.job.id, revision)
 
     def _book_load(self, session: EngineSession) -> None:
         nanos = DeviceMeter(self._lease.nanos_per_hour).charge(session.load_ns)

@@ -82,6 +82,8 @@ class Job(CountedRows, CountedWork, Base):
     num_rows: Mapped[int | None]
     overhead_nanos: Mapped[int] = mapped_column(default=0)
     retry_generation: Mapped[int] = mapped_column(default=0)
+    model_revision: Mapped[str | None] = mapped_column(String(64))
+    drift: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     created_at: Mapped[datetime]
     planned_at: Mapped[datetime | None]
     started_at: Mapped[datetime | None]
@@ -170,6 +172,7 @@ class Attempt(Base):
     ended_at: Mapped[datetime | None]
     lease_expires_at: Mapped[datetime]
     result_path: Mapped[str | None]
+    progress_path: Mapped[str | None]
     error: Mapped[str | None] = mapped_column(SafeText)
 
     __table_args__ = (
