@@ -73,7 +73,7 @@ class Progress(LedgerBase):
             warning = f"the model's files changed while the job ran: some rows are answers of revision {revision}"
             if warning not in job.warnings:
                 connection.execute(update(Job).where(Job.id == job_id).values(warnings=[*job.warnings, warning]))
-                self._tell(connection, job_id, now, "model_changed", first=job.model_revision, now=revision)
+                self._tell(connection, job_id, now, "model_changed", before=job.model_revision, after=revision)
             return False
 
         return self._write(work)
