@@ -75,7 +75,7 @@ def job_record(row: Row[Any]) -> JobRecord:
         saved_list_nanos=row.saved_list_nanos,
         retry_generation=row.retry_generation,
         model_revision=row.model_revision,
-        drift=row.drift,
+        drift=row.drift or {},
         created_at=row.created_at,
         planned_at=row.planned_at,
         started_at=row.started_at,

@@ -11,7 +11,7 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("model_revision", sa.String(64), nullable=True))
-    op.add_column("jobs", sa.Column("drift", sa.JSON(), nullable=False, server_default="{}"))
+    op.add_column("jobs", sa.Column("drift", sa.JSON(), nullable=True))
     op.add_column("attempts", sa.Column("progress_path", sa.Text(), nullable=True))
 
 

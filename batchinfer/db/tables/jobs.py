@@ -83,7 +83,7 @@ class Job(CountedRows, CountedWork, Base):
     overhead_nanos: Mapped[int] = mapped_column(default=0)
     retry_generation: Mapped[int] = mapped_column(default=0)
     model_revision: Mapped[str | None] = mapped_column(String(64))
-    drift: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
+    drift: Mapped[dict[str, Any] | None]
     created_at: Mapped[datetime]
     planned_at: Mapped[datetime | None]
     started_at: Mapped[datetime | None]
