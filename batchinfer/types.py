@@ -153,11 +153,24 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class SampleProgress:
+    """How far one answer of a row has come: its tokens, and their log-probabilities where the row asks for them.
+
+    ``scores`` has ``(token_id, logprob, rank, top)`` for each token; ``cumulative`` is their sum, where only it is kept.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    scores: tuple[Any, ...] = ()
+    cumulative: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One row for the engine. Exactly one of ``prompt``, ``messages`` and ``prompt_token_ids`` is set.
 
     ``request_id`` is unique among the engine's unfinished requests. A ``prompt`` is plain text, completed as it is;
-    ``messages`` go through the model's chat template.
+    ``messages`` go through the model's chat template. ``progress`` is what an earlier engine, with the same settings,
+    came to: one a sample; the answers go on from there.
     """
 
     request_id: str
@@ -165,6 +178,7 @@ class Request:
     prompt: str | None = None
     messages: list[Message] | None = None
     prompt_token_ids: list[int] | None = None
+    progress: tuple[SampleProgress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ A prompt is answered by its words in reverse order. Words of the prompt make it 
 - ``HANG`` blocks a step for ever; ``SPIN`` never ends, though steps go on; ``RAISE`` breaks the engine as a whole
 - ``ERROR`` becomes an ``engine_error`` row
 - ``SEED`` is answered with the row's seed
-- ``WAIT:n`` takes n steps more; ``SLEEP:s`` holds its last step up for s seconds
+- ``WAIT:n`` takes n steps more; ``SLEEP:s`` holds its last step up for s seconds, ``PACE:s`` each of them
 
 A model named ``missing`` raises ModelError, ``broken`` RuntimeError, ``crashing`` ends the process, ``slow:s`` takes
 s seconds to load. ``CALLS_FILE`` in the environment names a file to which each row that runs adds its prompt.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from batchinfer.engine.stats import EngineStats
 from batchinfer.errors import EngineError, ModelError
-from batchinfer.types import Completion, ErrorCode, FinishReason, Request, RowError, RowStatus, Usage
+from batchinfer.types import Completion, ErrorCode, FinishReason, Request, RowError, RowStatus, SampleProgress, Usage
 
 if TYPE_CHECKING:
     from batchinfer.engine.config import EngineConfig
@@ -114,6 +114,11 @@ class FakeEngine:
     def has_unfinished(self) -> bool:
         return bool(self._waiting or self._running or self._ended)
 
+    def progress(self) -> dict[str, tuple[SampleProgress, ...]]:
+        """The words said so far, a word a step, as numbers of tokens."""
+        done = {request_id: row.said for request_id, row in self._running.items()}
+        return {request_id: (SampleProgress(tuple(range(count))),) for request_id, count in done.items() if count}
+
     def stats(self) -> EngineStats:
         self._stats.num_waiting, self._stats.num_running = self.num_waiting, self.num_running
         self._stats.unfinished_device_ns = sum(row.device_ns for row in self._running.values())
@@ -144,6 +149,8 @@ class _Row:
         self.text = text_of(request)
         self.words = self.text.split()
         self.steps_left = 1 + sum(int(word[5:]) for word in self.words if word.startswith("WAIT:"))
+        self.said = len(request.progress[0].token_ids) if request.progress else 0
+        self.steps_left = max(1, self.steps_left - self.said)
         self.device_ns = 0
         self.is_spinning = "SPIN" in self.words
         if path := os.environ.get("CALLS_FILE"):
@@ -153,8 +160,12 @@ class _Row:
     def step(self) -> bool:
         """Run one step; True if it was the last."""
         self.device_ns += STEP_NS
+        self.said += 1
         self._misbehave()
         self.steps_left -= 1
+        for word in self.words:
+            if word.startswith("PACE:"):
+                time.sleep(float(word[5:]))
         if self.is_spinning or self.steps_left > 0:
             return False
         for word in self.words:

@@ -133,6 +133,10 @@ class OutputLayout:
         """Hidden path of a part."""
         return self._shard_folder(shard_index).child(f"part-{attempt_id}-{sequence:05d}{HIDDEN_SUFFIX}").uri
 
+    def progress_path(self, shard_index: int, attempt_id: int, sequence: int) -> str:
+        """Hidden path of the tokens of an attempt's unfinished rows."""
+        return self._shard_folder(shard_index).child(f"progress-{attempt_id}-{sequence:05d}{HIDDEN_SUFFIX}").uri
+
     def merged_path(self, shard_index: int, attempt_id: int) -> str:
         """Hidden path of a merged shard before it is committed: this is what the ledger stores as ``result_path``."""
         return self._shard_folder(shard_index).child(f"merged-{attempt_id}{HIDDEN_SUFFIX}").uri

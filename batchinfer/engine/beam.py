@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from batchinfer.engine.answers import AnswerWriter
     from batchinfer.engine.sequence import Sequence
-    from batchinfer.types import Completion
+    from batchinfer.types import Completion, SampleProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,10 @@ class BeamRow(Row):
     def device_ns(self) -> int:
         """Device time of all beams so far."""
         return self._ended_ns + sum(sequence.device_ns for sequence in self.live)
+
+    def progress(self) -> tuple[SampleProgress, ...]:
+        """A search begins again: its beams are no answers yet."""
+        return ()
 
     def end(self, sequence: Sequence, outcome: FinishReason | RowError) -> Completion | None:
         """A beam has its continuations; once all have, the search goes on or is over."""

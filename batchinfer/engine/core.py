@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from batchinfer.engine.row import Row
     from batchinfer.engine.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
     from batchinfer.engine.sequence import Sequence
-    from batchinfer.types import Request
+    from batchinfer.types import Request, SampleProgress
 
     Ended = list[tuple[Sequence, FinishReason | RowError]]
     """Sequences that ended in a step, and how."""
+
+
+MAX_PROGRESS_ITEMS = 1 << 20
+"""Tokens and log-probabilities that are told of unfinished rows at a time, some 32 MB of JSON; other rows start again."""
 
 
 class Runner(Protocol):
@@ -98,7 +102,7 @@ class EngineCore:
         self._rows[row.request_id] = row
         for sequence in list(row.live):
             if sequence.max_tokens or sequence.prompt_scores is not None:
-                self._scheduler.add(sequence)
+                (self._scheduler.resume if sequence.num_output_tokens else self._scheduler.add)(sequence)
             else:
                 self._ended += self._end(sequence, FinishReason.LENGTH)
 
@@ -133,6 +137,18 @@ class EngineCore:
             "unfinished_device_ns": sum(charged),
         }
         return EngineStats.from_dict({**self._stats.to_dict(), **live, **self._profile()})
+
+    def progress(self) -> dict[str, tuple[SampleProgress, ...]]:
+        """How far unfinished rows are; see :meth:`EngineProtocol.progress`."""
+        found: dict[str, tuple[SampleProgress, ...]] = {}
+        num_items = 0
+        for request_id, row in self._rows.items():
+            if samples := row.progress():
+                num_items += sum(len(s.token_ids) + sum(1 + len(score[3]) for score in s.scores) for s in samples)
+                if num_items > MAX_PROGRESS_ITEMS:
+                    break
+                found[request_id] = samples
+        return found
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a sequence or a block is lost, shared wrongly or counted twice."""

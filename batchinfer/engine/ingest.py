@@ -10,6 +10,7 @@ from batchinfer.engine.beam import Beam, BeamRow, BeamSearch, num_candidates
 from batchinfer.engine.block_pool import root_hash
 from batchinfer.engine.logit_rules import rules_of
 from batchinfer.engine.logprobs import AnswerScores, PromptScores
+from batchinfer.engine.progress import go_on
 from batchinfer.engine.row import Row, sample_seed
 from batchinfer.engine.sequence import Sequence
 from batchinfer.engine.stop import StopChecker
@@ -69,7 +70,7 @@ class Ingest:
         if params.beam_width > 1 and max_tokens > 0:
             return self._beams(request, prompt, max_tokens, echo)
         sequences = [
-            self._sequence(request, list(prompt), max_tokens, sample_seed(seed, index))
+            self._sample(request, prompt, max_tokens, sample_seed(seed, index), index)
             for index in range(params.num_sequences)
         ]
         if params.prompt_logprobs is not None:
@@ -96,6 +97,13 @@ class Ingest:
 
         search = BeamSearch(params.beam_width, max_tokens, params.length_penalty, ends)
         return BeamRow(search, ends, make, self._writer, echo)
+
+    def _sample(self, request: Request, prompt: list[int], max_tokens: int, seed: int, index: int) -> Sequence:
+        """One of a row's samples, as far as an earlier engine had come with it."""
+        sequence = self._sequence(request, list(prompt), max_tokens, seed)
+        if index < len(request.progress) and not go_on(sequence, request.progress[index], self._renderer.vocab_size):
+            return self._sequence(request, list(prompt), max_tokens, seed)
+        return sequence
 
     def _sequence(self, request: Request, prompt: list[int], max_tokens: int, seed: int) -> Sequence:
         params = request.params

@@ -8,14 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from batchinfer.engine.child_process import ChildProcess
-from batchinfer.engine.wire import completion_from_json, request_to_json
+from batchinfer.engine.wire import completion_from_json, progress_from_json, request_to_json
 from batchinfer.errors import EngineDiedError, EngineError, EngineStalledError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from batchinfer.engine.config import EngineConfig
-    from batchinfer.types import Completion, Request
+    from batchinfer.types import Completion, Request, SampleProgress
 
 CLOSE_SECONDS = 5.0
 GRACE_SECONDS = 5.0
@@ -42,6 +42,9 @@ class EngineProcess:
         self._unfinished: set[str] = set()
         self._inbox: queue.SimpleQueue[list[Completion]] = queue.SimpleQueue()
         self._stats: dict[str, Any] = {}
+        self._asking = threading.Lock()
+        self._has_answered = threading.Event()
+        self._progress: dict[str, Any] = {}
         self._progress_at = 0.0
         self._suspected_at: float | None = None
         self._reported: dict[str, Any] | None = None
@@ -90,6 +93,16 @@ class EngineProcess:
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stop requests: :meth:`poll` returns them as ``cancelled``, with what they cost, unless they have ended."""
         self._child.send({"type": "work", "abort": list(request_ids)})
+
+    def progress(self, timeout: float) -> dict[str, tuple[SampleProgress, ...]]:
+        """How far unfinished rows are (see ``EngineProtocol.progress``); empty if the child does not say in time."""
+        with self._asking:
+            self._has_answered.clear()
+            self._child.send({"type": "work", "progress": True})
+            if not self._has_answered.wait(timeout) or self._has_ended.is_set():
+                return {}
+            rows, self._progress = self._progress, {}
+        return {request_id: progress_from_json(samples) for request_id, samples in rows.items()}
 
     def poll(self, timeout: float) -> list[Completion]:
         """Completions that have arrived, waiting at most ``timeout`` seconds for the first.
@@ -200,6 +213,7 @@ class EngineProcess:
     def _note_end(self) -> None:
         self._has_ended.set()
         self._is_loaded.set()
+        self._has_answered.set()
         self._inbox.put([])  # wakes a waiting poll
 
     def _accept(self, message: dict[str, Any]) -> None:
@@ -207,6 +221,9 @@ class EngineProcess:
         if message["type"] == "failed":
             self._reported = message
             return
+        if message["type"] == "progress":
+            self._progress = message["rows"]
+            self._has_answered.set()
         stats, before = message["stats"], self._stats
         completions = [completion_from_json(data) for data in message.get("completions", ())]
         # a loop that computes nothing changes nothing but times

@@ -19,7 +19,7 @@ import traceback
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from batchinfer.engine.config import EngineConfig
-from batchinfer.engine.wire import completion_to_json, read_message, request_from_json, write_message
+from batchinfer.engine.wire import completion_to_json, progress_to_json, read_message, request_from_json, write_message
 from batchinfer.errors import EngineError, UserError
 from batchinfer.types import Completion, ErrorCode, RowError, RowStatus
 
@@ -66,11 +66,16 @@ def _serve(engine: EngineProtocol, inbox: queue.SimpleQueue[dict[str, Any]], pip
     reported = time.monotonic()
     while True:
         refused: list[Completion] = []
-        while not inbox.empty() or not (engine.has_unfinished() or refused):
+        is_asked = False
+        while not inbox.empty() or not (engine.has_unfinished() or refused or is_asked):
             message = inbox.get()
             if message["type"] == "close":
                 return
             refused += _obey(engine, message)
+            is_asked |= bool(message.get("progress"))
+        if is_asked:
+            rows = {request_id: progress_to_json(samples) for request_id, samples in engine.progress().items()}
+            write_message(pipe, {"type": "progress", "rows": rows, "stats": engine.stats().to_dict()})
         completions = refused + (engine.step() if engine.has_unfinished() else [])
         now = time.monotonic()
         if completions or now - reported >= STATS_SECONDS or not engine.has_unfinished():

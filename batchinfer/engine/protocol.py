@@ -9,7 +9,7 @@ from batchinfer.engine.config import EngineConfig
 from batchinfer.engine.stats import EngineStats
 
 if TYPE_CHECKING:
-    from batchinfer.types import Completion, Request
+    from batchinfer.types import Completion, Request, SampleProgress
 
 __all__ = ["EngineFactory", "EngineProtocol", "EngineStats"]
 
@@ -53,6 +53,12 @@ class EngineProtocol(Protocol):
 
     def has_unfinished(self) -> bool:
         """Whether a further :meth:`step` would return or compute something."""
+
+    def progress(self) -> dict[str, tuple[SampleProgress, ...]]:
+        """How far unfinished rows are, by request id: what :attr:`Request.progress` takes to go on in another engine.
+
+        Rows of which nothing is generated yet are left out, and a row may always be.
+        """
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""

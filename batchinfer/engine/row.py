@@ -6,12 +6,13 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from batchinfer.engine.answers import failed
+from batchinfer.engine.progress import progress_of
 from batchinfer.types import FinishReason, RowError, Usage
 
 if TYPE_CHECKING:
     from batchinfer.engine.answers import AnswerWriter
     from batchinfer.engine.sequence import Sequence
-    from batchinfer.types import Completion
+    from batchinfer.types import Completion, SampleProgress
 
 
 def sample_seed(seed: int, index: int) -> int:
@@ -53,6 +54,11 @@ class Row:
     def fail(self, error: RowError) -> Completion:
         """The row ends with an error, whatever its sequences have come to."""
         return failed(self.request_id, error, self._usage(), self.device_ns, self._all[0].clamped_max_tokens)
+
+    def progress(self) -> tuple[SampleProgress, ...]:
+        """How far its samples are; empty where there is nothing to go on from."""
+        samples = tuple(progress_of(sequence, has_ended=sequence not in self.live) for sequence in self._all)
+        return samples if any(sample.token_ids for sample in samples) else ()
 
     def continuations(self) -> list[Sequence]:
         """Sequences to compute next, since others have ended; they are live from now on."""

@@ -10,10 +10,19 @@ import struct
 from typing import IO, TYPE_CHECKING, Any
 
 from batchinfer.sampling_params import SamplingParams
-from batchinfer.types import Completion, ErrorCode, FinishReason, Request, RowError, RowStatus, Usage
+from batchinfer.types import (
+    Completion,
+    ErrorCode,
+    FinishReason,
+    Request,
+    RowError,
+    RowStatus,
+    SampleProgress,
+    Usage,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _LENGTH = struct.Struct("<Q")
 
@@ -50,13 +59,27 @@ def request_to_json(request: Request) -> dict[str, Any]:
         "prompt": request.prompt,
         "messages": request.messages,
         "prompt_token_ids": request.prompt_token_ids,
+        "progress": progress_to_json(request.progress) if request.progress else None,
     }
     return {key: value for key, value in fields.items() if value is not None}
 
 
 def request_from_json(data: dict[str, Any]) -> Request:
     """Read what :func:`request_to_json` wrote."""
-    return Request(**data | {"params": SamplingParams.model_validate(data["params"])})
+    changed: dict[str, Any] = {"params": SamplingParams.model_validate(data["params"])}
+    if "progress" in data:
+        changed["progress"] = progress_from_json(data["progress"])
+    return Request(**data | changed)
+
+
+def progress_to_json(samples: Iterable[SampleProgress]) -> list[Any]:
+    """A row's progress as JSON arrays."""
+    return [[sample.token_ids, sample.scores, sample.cumulative] for sample in samples]
+
+
+def progress_from_json(data: list[Any]) -> tuple[SampleProgress, ...]:
+    """Read what :func:`progress_to_json` wrote."""
+    return tuple(SampleProgress(tuple(ids), tuple(scores), cumulative) for ids, scores, cumulative in data)
 
 
 def completion_to_json(completion: Completion) -> dict[str, Any]:

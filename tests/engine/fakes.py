@@ -82,6 +82,8 @@ def one_hot(token):
 
 
 class FakeRenderer:
+    vocab_size = VOCAB
+
     def encode(self, request):
         if not request.prompt_token_ids:
             raise RowFailure(RowError(ErrorCode.EMPTY_PROMPT, "empty"))

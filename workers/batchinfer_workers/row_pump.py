@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from batchinfer.types import Message, Request
     from batchinfer_workers.checkpoint import Checkpoint
     from batchinfer_workers.engine_session import EngineSession
+    from batchinfer_workers.partial_rows import PartialRows
     from batchinfer_workers.result_rows import ResultRows
 
 POLL_SECONDS = 0.2
@@ -53,6 +54,7 @@ class RowPump:
         open_session: Callable[[list[Request]], EngineSession],
         job_seed: int | None,
         copies: Callable[[ResultRow], Iterable[ResultRow]] = lambda _row: (),
+        partial: PartialRows | None = None,
     ) -> None:
         self._inputs = inputs
         self._rows = rows
@@ -61,6 +63,7 @@ class RowPump:
         self._open_session = open_session
         self._job_seed = job_seed
         self._copies = copies
+        self._partial = partial
         self._session: EngineSession | None = None
         self._waiting: deque[Request] = deque()
         self._in_engine: dict[int, tuple[int, tuple[str, ...]]] = {}
@@ -84,6 +87,13 @@ class RowPump:
             if self._checkpoint.is_due:
                 self._checkpoint.flush()
                 on_commit()
+            if self._partial is not None and self._partial.is_due:
+                self.save_progress()
+
+    def save_progress(self) -> None:
+        """Keep the tokens of the rows that are in the engine. Raises FencedError."""
+        if self._partial is not None and self._session is not None:
+            self._partial.save(self._session)
 
     @property
     def _wants_rows(self) -> bool:
@@ -116,8 +126,10 @@ class RowPump:
             params = with_seed(request.params, self._job_seed, row)
             batch.append(request if params is request.params else replace(request, params=params))
         if batch:
-            self._session = self._session or self._open_session(batch)
-            self._session.submit(batch)
+            session = self._session = self._session or self._open_session(batch)
+            if self._partial is not None:
+                batch = [self._partial.go_on(request, session) for request in batch]
+            session.submit(batch)
 
     def _collect(self, timeout: float) -> None:
         if self._session is None or not self._session.num_outstanding:

@@ -21,6 +21,7 @@ from batchinfer.money import DeviceMeter
 from batchinfer_workers.checkpoint import Checkpoint, CheckpointPolicy
 from batchinfer_workers.engine_config import engine_config
 from batchinfer_workers.heartbeat import LeaseKeeper
+from batchinfer_workers.partial_rows import PartialRows
 from batchinfer_workers.remaining import RemainingRows
 from batchinfer_workers.result_rows import ResultRows
 from batchinfer_workers.reuse import RowReuse
@@ -188,10 +189,13 @@ class ShardRunner:
             open_session=self._open_session,
             job_seed=self._lease.job.spec.seed,
             copies=copies,
+            partial=PartialRows(self._ledger, self._lease, files.layout, seconds=self._settings.checkpoint_seconds),
         )
         try:
             pump.run(check_stop=self._check_stop, on_commit=self._after_commit)
-        except (Stopped, EngineError):
+        except (Stopped, EngineError) as error:
+            if isinstance(error, Stopped) and self._keeper.action not in (Action.STOP_CANCEL, Action.STOP_EXPIRED):
+                pump.save_progress()
             self._close_session()
             checkpoint.flush()
             raise
