@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 import pyarrow as pa
 from jinja2 import meta, nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from batchinfer.dataset.input_schema import logical_type
 from batchinfer.dataset.nulls import OnNull, RowSkipped, failure, template_null
+from batchinfer.dataset.template_sandbox import MAX_CHARS, TemplateEnvironment, budget
 from batchinfer.dataset.values import as_text, value_at
 from batchinfer.errors import InputError, InvalidSpecError, RowFailure
 from batchinfer.types import ErrorCode
@@ -20,63 +18,8 @@ from batchinfer.types import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAX_OUTPUT_CHARS = 8 << 20
-_MAX_INTEGER_BITS = 4096
 _ROW = "row"
 _DICT_METHODS = frozenset({"items", "keys", "values", "get"})
-_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
-# Each of these makes a string of any size in one call, past the output limit.
-_PADDING_METHODS = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map"})
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with the operators that can exhaust memory in one step held back."""
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        size = 0
-        if operator == "*":
-            size = _product_size(left, right)
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            size = MAX_OUTPUT_CHARS * (left.bit_length() * max(right, 0) > _MAX_INTEGER_BITS) * 2
-        elif operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
-            size = MAX_OUTPUT_CHARS + 1
-        if size > MAX_OUTPUT_CHARS:
-            raise jinja2.TemplateRuntimeError(f"{operator} makes a value that is too large")
-        return super().call_binop(context, operator, left, right)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str | bytes) and attr in _PADDING_METHODS:
-            return False
-        return super().is_safe_attribute(obj, attr, value)
-
-
-def _product_size(left: Any, right: Any) -> int:
-    for repeated, times in ((left, right), (right, left)):
-        if isinstance(repeated, str | bytes | list | tuple) and isinstance(times, int):
-            return len(repeated) * max(times, 0)
-    return 0
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Plain JSON: Jinja's own filter escapes for HTML, which a prompt is not."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, default=_json_default)
-
-
-def _json_default(value: Any) -> Any:
-    if isinstance(value, jinja2.Undefined):
-        return None
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _environment() -> _Environment:
-    environment = _Environment(undefined=jinja2.StrictUndefined, autoescape=False)  # a prompt is no HTML
-    environment.filters["tojson"] = _to_json
-    environment.tests["none"] = lambda value: value is None or value == None  # noqa: E711 -- a Null equals None
-    for name in ("lipsum", "cycler", "joiner"):
-        environment.globals.pop(name, None)
-    return environment
 
 
 class PromptTemplate:
@@ -92,16 +35,16 @@ class PromptTemplate:
     """
 
     def __init__(self, source: str, schema: pa.Schema, on_null: OnNull) -> None:
-        environment = _environment()
+        environment = TemplateEnvironment()
         try:
             tree = environment.parse(source)
-            self._template = environment.from_string(source)
+            if any(True for _ in meta.find_referenced_templates(tree)):
+                raise InvalidSpecError("a template cannot include, import or extend another", param="template")
+            self.columns = _columns_of(tree, schema, set(environment.globals))
+            self._template = environment.compile_checked(tree)
         except jinja2.TemplateSyntaxError as error:
             raise InvalidSpecError(f"template, line {error.lineno}: {error.message}", param="template") from None
-        if any(True for _ in meta.find_referenced_templates(tree)):
-            raise InvalidSpecError("a template cannot include, import or extend another", param="template")
         self._on_null = on_null
-        self.columns = _columns_of(tree, schema, set(environment.globals))
         self._types = {name: logical_type(schema.field(name).type) for name in self.columns}
         self._has_row = _ROW not in schema.names
 
@@ -125,11 +68,12 @@ class PromptTemplate:
     def _generate(self, context: dict[str, Any]) -> str:
         """Piece by piece, so that a loop cannot fill the memory."""
         pieces, size = [], 0
+        budget.reset()
         for piece in self._template.generate(context):
             pieces.append(piece)
             size += len(piece)
-            if size > MAX_OUTPUT_CHARS:
-                raise failure(ErrorCode.TEMPLATE_ERROR, f"the text is longer than {MAX_OUTPUT_CHARS:,} characters")
+            if size > MAX_CHARS:
+                raise failure(ErrorCode.TEMPLATE_ERROR, f"the text is longer than {MAX_CHARS:,} characters")
         return "".join(pieces)
 
     def _value(self, value: Any, name: str) -> Any:

@@ -1,0 +1,349 @@
+"""A Jinja2 environment for templates that strangers wrote: no way out of it, and no way to keep a worker busy or full.
+
+Jinja's own sandbox keeps Python's internals away, but not ``'a'.center(10**9)``, loops in loops in loops, or a list of
+two lists of two lists. So each template is rewritten before it is compiled: whatever loops, joins, compares, builds or
+prints goes through a function that charges the row's budget by the size of what it touches. Counting is exact, so that
+a template which fits on one machine fits on every other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Sized
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from jinja2 import nodes, pass_context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from jinja2.runtime import Context
+
+MAX_CHARS = 8 << 20
+"""Longest text that a template may make, in one piece or as a whole."""
+MAX_ITEMS = 1 << 17
+"""Most elements of a list or dict, those inside it included, as often as they appear."""
+MAX_WORK = 4_000_000
+"""Most work of one row, about a quarter of a microsecond each: some seconds at worst."""
+LOOP_UNITS = 2
+CALL_UNITS = 8
+CHARS_A_UNIT = 64
+"""Text costs little to copy; kept text costs :data:`KEPT_CHARS_A_UNIT`."""
+KEPT_CHARS_A_UNIT = 8
+MAX_INTEGER_BITS = 4096
+MAX_WIDTH = 100_000
+"""Largest number that a filter takes, most of which pad by it."""
+
+_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
+# each makes a string of any size in one call
+_FORBIDDEN_METHODS = frozenset({
+    "ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map", "translate", "maketrans",
+})  # fmt: skip
+_FREE_NUMBERS = frozenset({"int", "float", "abs", "default", "d", "string", "sum", "min", "max", "filesizeformat"})
+_OWN = ("_bi_counted", "_bi_weighed", "_bi_concat", "_bi_charge")
+
+
+class TooMuch(jinja2.TemplateRuntimeError):
+    """The template does more than a row may cost."""
+
+
+class Budget(threading.local):
+    """Work that the row being rendered on this thread may still do."""
+
+    left = MAX_WORK
+
+    def reset(self) -> None:
+        """A new row."""
+        self.left = MAX_WORK
+
+    def charge(self, units: int) -> None:
+        """Raises TooMuch once the row has used up its budget."""
+        self.left -= units
+        if self.left < 0:
+            raise TooMuch("the template loops or computes too much for one row")
+
+
+budget = Budget()
+
+
+def weigh(value: Any) -> Any:
+    """Charge for a value by its size, and return it; endless ones are counted as they go.
+
+    Raises:
+        TooMuch: it is too large, or was one too many.
+    """
+    if isinstance(value, str | bytes):
+        _check_length(len(value))
+        budget.charge(1 + len(value) // CHARS_A_UNIT)
+    elif isinstance(value, list | tuple | dict | set | frozenset):
+        budget.charge(1 + _num_items(value))
+    elif isinstance(value, Iterator):
+        return _counted(value, 1)
+    return value
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_CHARS:
+        raise TooMuch(f"the template makes a text longer than {MAX_CHARS:,} characters")
+
+
+def _num_items(value: Any) -> int:
+    """Elements at any depth, shared ones as often as they appear, for that is how often they are printed."""
+    found, chars = 0, 0
+    stack: list[Any] = [value]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, dict):
+            found += len(top)
+            stack += [part for pair in top.items() for part in pair if not isinstance(part, int | float | None)]
+        elif isinstance(top, list | tuple | set | frozenset):
+            found += len(top)
+            stack += [part for part in top if not isinstance(part, int | float | None)]
+        elif isinstance(top, str | bytes):
+            chars += len(top)
+        if found > MAX_ITEMS:
+            raise TooMuch(f"the template makes a value of more than {MAX_ITEMS:,} elements")
+        _check_length(chars)
+    return found + chars // CHARS_A_UNIT
+
+
+def _counted(values: Iterable[Any], weight: int) -> Iterator[Any]:
+    for value in values:
+        budget.charge(weight)
+        yield value
+
+
+@pass_context  # which also keeps the optimiser from computing it before there is a budget
+def _counted_filter(_context: Context, values: Any, weight: int) -> Any:
+    """What a loop goes over; its length stays known where it was, for ``loop.length``."""
+    if isinstance(values, list | tuple | dict | str | range):
+        budget.charge(len(values) * weight)
+        return values
+    if isinstance(values, jinja2.Undefined):
+        return values
+    return _counted(values, weight)
+
+
+@pass_context
+def _weighed_filter(_context: Context, value: Any) -> Any:
+    return weigh(value)
+
+
+@pass_context
+def _concat_filter(_context: Context, parts: list[Any]) -> str:
+    """``a ~ b``."""
+    texts = [str(weigh(part)) for part in parts]
+    _check_length(sum(map(len, texts)))
+    return str(weigh("".join(texts)))
+
+
+@pass_context
+def _charge_filter(_context: Context, text: str, units: int) -> str:
+    budget.charge(units)
+    return text
+
+
+def _finalize(value: Any) -> Any:
+    """What is printed: it may be kept, in a ``set`` block or by a macro."""
+    if isinstance(value, str):
+        budget.charge(1 + len(value) // KEPT_CHARS_A_UNIT)
+        return value
+    return weigh(value)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Plain JSON: Jinja's own filter escapes for HTML, which a prompt is not."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=_json_default)
+
+
+def _json_default(value: Any) -> Any:
+    if isinstance(value, jinja2.Undefined):
+        return None
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _range(*args: int) -> range:
+    """``range``, charged for by its length."""
+    numbers = range(*args)
+    if len(numbers) > MAX_WIDTH:
+        raise TooMuch(f"a range has at most {MAX_WIDTH:,} numbers")
+    budget.charge(len(numbers))
+    return numbers
+
+
+def _checked_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that weighs what goes in and what comes out."""
+    num_passed = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        given = [weigh(arg) if isinstance(arg, str | list | tuple | dict) else arg for arg in args[num_passed:]]
+        _check_arguments(name, given, options)
+        return weigh(function(*args[:num_passed], *given, **options))
+
+    return checked
+
+
+def _check_arguments(name: str, given: list[Any], options: dict[str, Any]) -> None:
+    for number in (*given[1:], *options.values()):
+        if isinstance(number, int) and name not in _FREE_NUMBERS and abs(number) > MAX_WIDTH:
+            raise TooMuch(f"the filter {name} takes numbers up to {MAX_WIDTH:,}")
+    value = given[0] if given else None
+    if isinstance(value, str):
+        _check_text_filter(name, value, given[1:], options)
+    elif name == "join":
+        separator = str(given[1] if len(given) > 1 else options.get("d", ""))
+        _check_length(len(separator) * _most_items(value))
+    elif name == "sum" and not isinstance(given[2] if len(given) > 2 else options.get("start", 0), int | float):
+        raise TooMuch("the filter sum adds numbers only")
+
+
+def _most_items(values: Any) -> int:
+    """How many texts are joined; nobody knows it of a stream, whose separator is then taken to be short."""
+    return len(values) if isinstance(values, Sized) else MAX_WIDTH
+
+
+def _check_text_filter(name: str, text: str, given: list[Any], options: dict[str, Any]) -> None:
+    """Filters whose result is longer than what goes in, by more than a number."""
+    arguments = [str(value) for value in (*given, *options.values())]
+    longest = max(map(len, arguments), default=0)
+    if name == "replace" and len(arguments) > 1:
+        _check_replace(text, *arguments[:2])
+    elif name == "format" and _WIDE_FORMAT.search(text):
+        raise TooMuch("the filter format takes no widths of five digits and more")
+    elif name in ("join", "wordwrap"):
+        _check_length(len(text) * longest)
+    elif name == "indent":
+        width = given[0] if given else options.get("width", 4)
+        _check_length((text.count("\n") + 1) * (width if isinstance(width, int) else len(str(width))) + len(text))
+
+
+def _check_replace(text: str, old: str, new: str) -> None:
+    times = text.count(old) if old else len(text) + 1
+    _check_length(len(text) + times * len(new))
+
+
+def _product_size(left: Any, right: Any) -> int:
+    for repeated, times in ((left, right), (right, left)):
+        if isinstance(repeated, str | bytes | list | tuple) and isinstance(times, int):
+            return len(repeated) * max(times, 0)
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MAX_INTEGER_BITS:
+        return MAX_CHARS + 1
+    return 0
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox; compile with :meth:`compile_checked`, and reset :data:`budget` before each row."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(undefined=jinja2.StrictUndefined, autoescape=False, finalize=_finalize)  # a prompt is no HTML
+        self.filters["tojson"] = _to_json
+        self.filters = {name: _checked_filter(name, function) for name, function in self.filters.items()}
+        own = (_counted_filter, _weighed_filter, _concat_filter, _charge_filter)
+        self.filters.update(zip(_OWN, own, strict=True))
+        self.tests["none"] = lambda value: value is None or value == None  # noqa: E711 -- a Null equals None
+        self.globals["range"] = _range
+        for name in ("lipsum", "cycler", "joiner"):
+            self.globals.pop(name, None)
+
+    def compile_checked(self, tree: nodes.Template) -> jinja2.Template:
+        """The template of a parsed tree, which is changed. Raises jinja2.TemplateSyntaxError."""
+        _refuse_own_filters(tree)
+        return jinja2.Template.from_code(self, self.compile(_Charging().visit(tree)), dict(self.globals))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Arithmetic, without what exhausts memory in one step."""
+        size = 0
+        if operator == "*":
+            size = _product_size(left, right)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            size = (MAX_CHARS + 1) * (left.bit_length() * max(right, 0) > MAX_INTEGER_BITS)
+        elif operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
+            size = MAX_CHARS + 1
+        if size > MAX_CHARS:
+            raise TooMuch(f"{operator} makes a value that is too large")
+        return weigh(super().call_binop(context, operator, left, right))
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **options: Any) -> Any:
+        """Functions, macros and methods."""
+        budget.charge(CALL_UNITS)
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(owner, str) and name == "replace" and len(args) > 1:
+            _check_replace(owner, str(args[0]), str(args[1]))
+        elif isinstance(owner, str) and name == "join" and args:
+            _check_length(len(owner) * _most_items(args[0]))
+        return weigh(super().call(context, obj, *args, **options))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may use an attribute."""
+        if isinstance(obj, str | bytes) and attr in _FORBIDDEN_METHODS:
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+
+def _refuse_own_filters(tree: nodes.Template) -> None:
+    for node in tree.find_all(nodes.Filter):
+        if node.name in _OWN:
+            raise jinja2.TemplateSyntaxError(f"no filter named {node.name!r}", node.lineno)
+
+
+class _Charging(NodeTransformer):
+    """Puts the charging filters where a template loops, joins, compares and builds."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 -- Jinja's own names
+        self.generic_visit(node)
+        iterated: Any = node.iter
+        node.iter = _filtered(iterated, "_bi_counted", nodes.Const(LOOP_UNITS + _data_units(node)))
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802 -- as above
+        return self._charged_body(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802 -- as above
+        return self._charged_body(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 -- as above
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_bi_concat")
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802 -- as above
+        self.generic_visit(node)
+        node.expr = _filtered(node.expr, "_bi_weighed")
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, "_bi_weighed")
+        return node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802 -- as above
+        self.generic_visit(node)
+        return _filtered(node, "_bi_weighed")
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802 -- as above
+        self.generic_visit(node)
+        return _filtered(node, "_bi_weighed")
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802 -- as above
+        self.generic_visit(node)
+        return node if node.ctx == "store" else _filtered(node, "_bi_weighed")
+
+    def _charged_body(self, node: nodes.Macro | nodes.CallBlock) -> nodes.Node:
+        self.generic_visit(node)
+        charge = _filtered(nodes.Const("", lineno=node.lineno), "_bi_charge", nodes.Const(1 + _data_units(node)))
+        node.body.insert(0, nodes.Output([charge], lineno=node.lineno))
+        return node
+
+
+def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+
+
+def _data_units(node: nodes.Node) -> int:
+    """What the plain text inside a body costs each time that it is printed."""
+    return sum(len(data.data) for data in node.find_all(nodes.TemplateData)) // KEPT_CHARS_A_UNIT
