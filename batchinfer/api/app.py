@@ -20,6 +20,7 @@ from batchinfer.api.routes import (
     jobs,
     keys,
     models,
+    money,
     results,
     schedules,
     tenants,
@@ -67,7 +68,7 @@ def create_app(
             app.state.service.close()
 
     app = FastAPI(title="batchinfer", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
-    for noun in (jobs, job_events, results, files, batches, schedules, models, workers, keys, tenants, health):
+    for noun in (jobs, job_events, results, files, batches, schedules, models, money, workers, keys, tenants, health):
         app.include_router(noun.router)
     install_error_handlers(app)
     # the last one added is the outermost

@@ -146,6 +146,11 @@ def print_cost(view: CostView) -> None:
             ("metered total", f"${view.metered_total_usd:f}  ({view.device_seconds:,.1f} s of device time)"),
             ("list price", MISSING if view.list_usd is None else f"${view.list_usd:f}"),
             ("budget", "" if view.budget_usd is None else f"${view.budget_usd:f}"),
+            ("over budget", f"${view.overrun_usd:f}" if view.overrun_usd else ""),
+            (
+                "in flight",
+                f"${view.in_flight_usd:f}  (used by running shards, not booked yet)" if view.in_flight_usd else "",
+            ),
             ("tokens", f"{count(usage.prompt_tokens)} prompt, {count(usage.completion_tokens)} generated"),
             ("per million tokens", usd(view.usd_per_million_tokens)),
         ]

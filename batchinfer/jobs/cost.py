@@ -1,16 +1,15 @@
-"""Money: overhead, a job's sums, and the price book."""
+"""Money: overhead, and a job's sums."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import func, select
 
-from batchinfer.db.tables import LedgerEntry, PriceRow
+from batchinfer.db.tables import LedgerEntry
 from batchinfer.jobs.ledger_base import LedgerBase
 from batchinfer.jobs.ledger_rows import usage
 from batchinfer.jobs.records import CostReport
-from batchinfer.money import Price
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -63,36 +62,5 @@ class Costs(LedgerBase):
                 device_ns=sum(device_ns for _, _, device_ns in kinds.values()),
                 usage=usage(job),
             )
-
-        return self._read(work)
-
-    def set_price(self, model: str, price: Price, *, valid_from: datetime | None = None) -> None:
-        """Set a model's list price from a moment on (default: now)."""
-
-        def work(connection: Connection, now: datetime) -> None:
-            key = {"model": model, "valid_from": valid_from or now}
-            row = PriceRow
-            connection.execute(delete(row).where(row.model == model, row.valid_from == key["valid_from"]))
-            connection.execute(
-                insert(row).values(
-                    **key,
-                    input_nanos=price.input_nanos,
-                    cached_input_nanos=price.cached_input_nanos,
-                    output_nanos=price.output_nanos,
-                )
-            )
-
-        self._write(work)
-
-    def price_at(self, model: str, at: datetime | None = None) -> Price | None:
-        """The list price in force at a moment (default: now), or None."""
-
-        def work(connection: Connection, now: datetime) -> Price | None:
-            row = PriceRow
-            query = select(row).where(row.model == model, row.valid_from <= (at or now))
-            found = connection.execute(query.order_by(row.valid_from.desc()).limit(1)).one_or_none()
-            if found is None:
-                return None
-            return Price(found.input_nanos, found.cached_input_nanos, found.output_nanos)
 
         return self._read(work)

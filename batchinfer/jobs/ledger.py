@@ -12,11 +12,12 @@ Where to read what:
 - ``ledger_files``: uploaded files; the batches of the OpenAI door
 - ``ledger_workers``: the registered workers, and what waits for them
 - ``reuse``: indexes of finished jobs' rows
-- ``cost``: overhead, sums, prices
+- ``cost``: overhead, a job's sums; ``prices``: the price book; ``budgets``: what tenants may spend in a month
 """
 
 from __future__ import annotations
 
+from batchinfer.jobs.budgets import Budgets
 from batchinfer.jobs.cost import Costs
 from batchinfer.jobs.ledger_changes import Changes
 from batchinfer.jobs.ledger_commits import Commits
@@ -26,12 +27,15 @@ from batchinfer.jobs.ledger_jobs import Jobs
 from batchinfer.jobs.ledger_planning import Planning
 from batchinfer.jobs.ledger_progress import Progress
 from batchinfer.jobs.ledger_workers import Workers
+from batchinfer.jobs.prices import Prices
 from batchinfer.jobs.reuse import KeyIndexes
 
 __all__ = ["RETRIED", "Ledger"]
 
 
-class Ledger(Jobs, Planning, Commits, Progress, Control, Changes, Workers, Files, Batches, Costs, KeyIndexes):
+class Ledger(
+    Jobs, Planning, Commits, Progress, Control, Changes, Workers, Files, Batches, Costs, Prices, Budgets, KeyIndexes
+):
     """State of jobs over a database engine made by :func:`batchinfer.db.session.create_db_engine`.
 
     Thread-safe. Transient database errors (a restart, a deadlock, a busy SQLite) are retried for up to

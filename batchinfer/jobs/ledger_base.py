@@ -13,6 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from batchinfer.db.session import read_transaction, write_transaction
 from batchinfer.db.tables import Attempt, Job, JobEventRow, LedgerEntry, Shard, Worker
 from batchinfer.errors import FencedError, NotFoundError
+from batchinfer.jobs.ledger_usage import count_usage
+from batchinfer.jobs.spending import tenant_overspend
 from batchinfer.jobs.status import RUNNABLE, AttemptState, JobState, check_job_transition
 
 if TYPE_CHECKING:
@@ -178,23 +180,39 @@ class LedgerBase:
         device_ns: int, nanos: int, worker_id: str | None,
     ) -> bool:  # fmt: skip
         """Book overhead of a locked job, or of none; False if its source is booked already."""
+        job = None if job_id is None else connection.execute(select(Job).where(Job.id == job_id)).one()
         entry = {
             "source_id": source_id, "job_id": job_id, "worker_id": worker_id, "kind": kind,
             "device_ns": device_ns, "nanos": nanos, "created_at": now,
         }  # fmt: skip
         if not insert_once(connection, LedgerEntry, entry):
             return False
+        count_usage(connection, job, now, overhead_nanos=nanos, device_ns=device_ns)
         if job_id is not None:
             connection.execute(update(Job).where(Job.id == job_id).values(overhead_nanos=Job.overhead_nanos + nanos))
             self._hold_if_spent(connection, job_id, now)
         return True
 
     def _hold_if_spent(self, connection: Connection, job_id: str, now: datetime) -> None:
-        """Hold a job whose budget is spent, before its next shard is leased. Closing costs nothing and goes on."""
+        """Hold a job whose budget or whose tenant's budget is spent, before its next shard is leased.
+
+        Closing costs nothing and goes on.
+        """
         job = connection.execute(select(Job).where(Job.id == job_id)).one()
-        spent = job.metered_nanos + job.overhead_nanos
-        if job.budget_nanos is None or spent < job.budget_nanos:
+        if JobState(job.state) not in RUNNABLE or job.closing is not None or not job.open_shards:
             return
-        if JobState(job.state) in RUNNABLE and job.closing is None and job.open_shards:
-            self._set_state(connection, job, JobState.BUDGET_EXHAUSTED, now)
-            self._set_queue(connection, job_id, None)
+        spent = job.metered_nanos + job.overhead_nanos
+        if job.budget_nanos is not None and spent >= job.budget_nanos:
+            budget = {"budget": "job", "limit_nanos": job.budget_nanos, "spent_nanos": spent}
+        elif over := tenant_overspend(connection, job.tenant_id, now):
+            budget = {
+                "budget": "tenant",
+                "month": over.month,
+                "limit_nanos": over.limit_nanos,
+                "spent_nanos": over.spent_nanos,
+            }
+        else:
+            return
+        self._set_state(connection, job, JobState.BUDGET_EXHAUSTED, now)
+        self._tell(connection, job_id, now, "budget_spent", **budget)
+        self._set_queue(connection, job_id, None)

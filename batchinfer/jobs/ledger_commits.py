@@ -11,6 +11,7 @@ from batchinfer.db.tables import Attempt, Job, LedgerEntry, Part, RowErrorRow, S
 from batchinfer.errors import ConflictError
 from batchinfer.jobs.ledger_leases import Leases, closing_status
 from batchinfer.jobs.ledger_rows import count_columns, job_record, row_counts
+from batchinfer.jobs.ledger_usage import count_usage
 from batchinfer.jobs.status import AttemptState, JobState, ShardState
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class Commits(Leases):
             self._start(connection, job, now)
             part_id = _insert_part(connection, attempt, part, now)
             _count_part(connection, attempt, part)
+            count_usage(
+                connection, job, now, num_rows=part.num_rows, **asdict(part.usage), device_ns=part.device_ns,
+                **{name: getattr(part, name) for name in ("metered_nanos", "list_nanos", "saved_nanos")},
+            )  # fmt: skip
             _keep_samples(connection, shard, part.row_errors)
             self._hold_if_spent(connection, job.id, now)
             return part_id

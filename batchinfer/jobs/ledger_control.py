@@ -15,6 +15,7 @@ from batchinfer.jobs.ledger_base import LedgerBase
 from batchinfer.jobs.ledger_endings import IN_ORDER
 from batchinfer.jobs.ledger_leases import EVERYONE
 from batchinfer.jobs.ledger_rows import STATUS_COLUMNS, job_record, row_counts
+from batchinfer.jobs.spending import tenant_overspend
 from batchinfer.jobs.status import HELD, RUNNABLE, JobState, ShardState
 from batchinfer.money import format_usd
 from batchinfer.types import RowStatus
@@ -73,6 +74,7 @@ class Control(LedgerBase):
                 raise ConflictError(f"job {job_id} is {job.state}; only a held or failed job can be resumed")
             budget = job.budget_nanos if budget_nanos is None else budget_nanos
             _check_budget(job, budget)
+            _check_tenant_budget(connection, job, now)
             changes = {"budget_nanos": budget, "error_code": None, "error_message": None, "finished_at": None}
             self._set_state(connection, job, _resumed_state(job), now, **changes)
             _forgive_shards(connection, job_id)
@@ -178,6 +180,16 @@ def _check_budget(job: Row[Any], budget_nanos: int | None) -> None:
         raise ConflictError(
             f"job {job.id} has spent {format_usd(spent)} of its budget of {format_usd(budget_nanos)}; "
             "resume it with a higher --budget",
+            code="budget_spent",
+        )
+
+
+def _check_tenant_budget(connection: Connection, job: Row[Any], now: datetime) -> None:
+    over = tenant_overspend(connection, job.tenant_id, now) if job.open_shards and job.closing is None else None
+    if over is not None:
+        raise ConflictError(
+            f"tenant {job.tenant_id} has spent {format_usd(over.spent_nanos)} of its {format_usd(over.limit_nanos)} for "
+            f"{over.month}; raise it with `batchinfer budget set`, then resume the job",
             code="budget_spent",
         )
 

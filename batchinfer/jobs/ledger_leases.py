@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Update, and_, case, insert, or_, select, true, update
 from sqlalchemy.orm import aliased
 
-from batchinfer.db.tables import CLAIMABLE, Attempt, Job, Shard, Worker
-from batchinfer.errors import FencedError, NotFoundError
+from batchinfer.db.tables import CLAIMABLE, Attempt, BudgetRow, Job, Shard
+from batchinfer.errors import FencedError
 from batchinfer.jobs.leases import HeartbeatReply, Lease
 from batchinfer.jobs.ledger_endings import Endings
 from batchinfer.jobs.ledger_rows import job_record, shard_record
+from batchinfer.jobs.prices import hourly_price
+from batchinfer.jobs.spending import tenant_overspend, tenant_overspend_of_job
 from batchinfer.jobs.status import HELD, RUNNABLE, Action, AttemptState, JobState, LeaseMode, ShardState
 from batchinfer.types import RowStatus
 
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
 
 EVERYONE = ""
 """The queue of shards that need no engine any more: any worker may close them."""
+
+
+class _Overspent(Exception):  # noqa: N818 -- no error, a way out of a transaction
+    """The claimed shard's tenant has spent its budget: the claim is rolled back."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
 
 
 class Leases(Endings):
@@ -48,18 +58,45 @@ class Leases(Endings):
         self.reap_expired()
 
         def work(connection: Connection, now: datetime) -> Lease | None:
-            price = connection.execute(select(Worker.nanos_per_hour).where(Worker.id == worker_id)).scalar_one_or_none()
-            if price is None:
-                raise NotFoundError(f"worker {worker_id} is not registered", param="worker_id")
+            price = hourly_price(connection, worker_id, now)
             shard = connection.execute(claim_statement(now, models, job_id)).one_or_none()
             if shard is None:
                 return None
+            if tenant_overspend_of_job(connection, shard.job_id, now):
+                raise _Overspent(shard.job_id)
             return _open_attempt(
                 connection, now, job=self._start_job(connection, shard.job_id, now), shard=shard,
                 worker_id=worker_id, nanos_per_hour=price, lease_seconds=lease_seconds,
             )  # fmt: skip
 
+        while True:
+            try:
+                return self._write(work)
+            except _Overspent as held:
+                # not in the same transaction: whoever holds the job's lock may wait for the shard that was claimed
+                if not self.hold_if_spent(held.job_id):
+                    return None
+
+    def hold_if_spent(self, job_id: str) -> bool:
+        """Hold a job whose budget, or whose tenant's, is spent; whether no shard of it can be leased now."""
+
+        def work(connection: Connection, now: datetime) -> bool:
+            self._lock_job(connection, job_id)
+            self._hold_if_spent(connection, job_id, now)
+            return self._lock_job(connection, job_id).state not in RUNNABLE
+
         return self._write(work)
+
+    def hold_overspent(self) -> list[str]:
+        """Hold the jobs of tenants that have spent their month's budget; return the ids of those that are held now."""
+
+        def running(connection: Connection, now: datetime) -> list[str]:
+            tenants = connection.execute(select(BudgetRow.tenant_id).distinct()).scalars().all()
+            over = [tenant for tenant in tenants if tenant_overspend(connection, tenant, now)]
+            query = select(Job.id).where(Job.tenant_id.in_(over), Job.state.in_(RUNNABLE), Job.closing.is_(None))
+            return list(connection.execute(query).scalars()) if over else []
+
+        return [job_id for job_id in self._read(running) if self.hold_if_spent(job_id)]
 
     def heartbeat(self, attempt_id: int, metered_ns: int, *, lease_seconds: float = 60.0) -> HeartbeatReply:
         """Renew the lease. ``metered_ns``: device time this attempt has used so far. Raises FencedError."""

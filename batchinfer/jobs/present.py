@@ -192,7 +192,7 @@ def tenant_view(tenant: TenantRecord) -> TenantView:
     return TenantView.model_validate(asdict(tenant))
 
 
-def cost_view(job: JobRecord, report: CostReport) -> CostView:
+def cost_view(job: JobRecord, report: CostReport, *, in_flight_nanos: int) -> CostView:
     """The cost of a job out of the ledger's entries."""
     tokens = report.usage.prompt_tokens + report.usage.completion_tokens
     return CostView(
@@ -202,6 +202,8 @@ def cost_view(job: JobRecord, report: CostReport) -> CostView:
         metered_total_usd=nanos_to_usd(report.total_nanos),
         list_usd=_optional_usd(report.list_nanos or None),
         budget_usd=_optional_usd(job.budget_nanos),
+        in_flight_usd=nanos_to_usd(in_flight_nanos),
+        overrun_usd=None if job.budget_nanos is None else nanos_to_usd(max(0, report.total_nanos - job.budget_nanos)),
         device_seconds=report.device_ns / 10**9,
         usage=token_usage(report.usage),
         usd_per_million_tokens=_optional_usd(report.total_nanos * 10**6 // tokens if tokens else None),

@@ -23,6 +23,7 @@ from batchinfer.jobs.keys import Keys
 from batchinfer.jobs.ledger import RETRIED, Ledger
 from batchinfer.jobs.ledger_jobs import stored_key
 from batchinfer.jobs.models import known_models
+from batchinfer.jobs.money_service import MoneyService
 from batchinfer.jobs.paths import check_output_is_free, resolve_paths
 from batchinfer.jobs.present import cost_view, error_page, event_view, job_view, output_of, worker_view
 from batchinfer.jobs.result_files import first_rows, results_view
@@ -130,6 +131,11 @@ class JobService:
     def tenants(self) -> Tenants:
         """The tenants."""
         return Tenants(self.engine)
+
+    @property
+    def money(self) -> MoneyService:
+        """Prices, usage and budgets."""
+        return MoneyService(self.ledger, self.tenants, self.caller)
 
     def close(self) -> None:
         """Give the database connections back."""
@@ -309,7 +315,7 @@ class JobService:
     def cost(self, job_id: str) -> CostView:
         """What a job has cost. Raises NotFoundError."""
         job = self.job(job_id)
-        return cost_view(job, self.ledger.cost_report(job_id))
+        return cost_view(job, self.ledger.cost_report(job_id), in_flight_nanos=self.ledger.in_flight_nanos(job_id))
 
     def verify(self, job_id: str, *, check_input: bool = True) -> VerifyReport:
         """Prove from the files that every input row has exactly one outcome.

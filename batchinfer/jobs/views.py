@@ -364,6 +364,10 @@ class CostView(View):
     metered_total_usd: Usd
     list_usd: Usd | None
     budget_usd: Usd | None
+    in_flight_usd: Usd
+    """Used by running attempts and not booked yet: by so much a spent budget may still be exceeded."""
+    overrun_usd: Usd | None
+    """Booked beyond the budget; None without one."""
     device_seconds: float
     """Device time of the rows and the overhead."""
     usage: TokenUsage

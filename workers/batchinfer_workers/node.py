@@ -209,8 +209,8 @@ class WorkerNode:
 
     def _book_idle(self, engine_id: str, idle_ns: int) -> None:
         """Device time between shards belongs to no job."""
-        nanos = DeviceMeter(self._settings.nanos_per_hour).charge(idle_ns)
         with _logged("could not book the engine's idle time"):
+            nanos = DeviceMeter(self._ledger.worker_price(self.id)).charge(idle_ns)
             self._ledger.add_overhead(
                 None, f"engine:{engine_id}:idle", kind="idle", device_ns=idle_ns, nanos=nanos, worker_id=self.id
             )

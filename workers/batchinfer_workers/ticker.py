@@ -68,6 +68,7 @@ class Ticker:
         for attempt in self._ledger.reap_expired():
             _log.warning("attempt %s of job %s lost its lease", attempt.id, attempt.job_id)
         self._ledger.expire_due()
+        self._ledger.hold_overspent()
         plans, finals = self._ledger.pending_control()
         if plans:
             self._dispatcher.wake_planner("")

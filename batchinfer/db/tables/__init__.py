@@ -21,6 +21,7 @@ from batchinfer.db.tables.jobs import (
     Shard,
     Worker,
 )
+from batchinfer.db.tables.money import BudgetRow, DevicePriceRow, ForecastRow, UsageRow
 from batchinfer.db.tables.reuse import KeyIndexRow
 from batchinfer.db.tables.schedules import ScheduleRow, ScheduleRunRow
 from batchinfer.db.tables.tenants import ApiKeyRow, TenantRow
@@ -36,7 +37,10 @@ __all__ = [
     "Attempt",
     "Base",
     "Batch",
+    "BudgetRow",
+    "DevicePriceRow",
     "FileUse",
+    "ForecastRow",
     "Job",
     "JobEventRow",
     "KeyIndexRow",
@@ -49,5 +53,6 @@ __all__ = [
     "Shard",
     "StoredFile",
     "TenantRow",
+    "UsageRow",
     "Worker",
 ]

@@ -6,6 +6,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import func, select
+
+from batchinfer.db.tables import UsageRow
 from batchinfer.jobs.leases import PartCommit, ShardPlan, ShardResult
 from batchinfer.jobs.records import RowCounts
 from batchinfer.jobs.spec import JobSpec
@@ -143,4 +146,14 @@ def assert_books_balance(ledger: Ledger, job_id: str) -> None:
     assert report.total_nanos == job.cost_nanos
     assert report.list_nanos == job.list_nanos == sum(p.list_nanos for p in parts)
     assert job.counts.total <= (job.num_rows or 0)
+    with ledger.engine.connect() as connection:
+        row = UsageRow
+        sums = select(
+            func.sum(row.metered_nanos), func.sum(row.overhead_nanos), func.sum(row.list_nanos), func.sum(row.device_ns),
+            func.sum(row.num_rows), func.sum(row.prompt_tokens), func.sum(row.completion_tokens),
+        ).where(row.dimension == "job", row.key == job_id)  # fmt: skip
+        by_day = [int(value or 0) for value in connection.execute(sums).one()]
+    num_rows = sum(p.num_rows for p in parts)
+    money = [report.rows_nanos, job.overhead_nanos, report.list_nanos, report.device_ns]
+    assert by_day == [*money, num_rows, job.usage.prompt_tokens, job.usage.completion_tokens]
     assert set(RowStatus) == set(job.counts.as_dict())
