@@ -97,8 +97,8 @@ def usage_statement(
     """
     row, groups = UsageRow, [_COLUMNS[name] for name in query.group_by]
     dimension = JOB if GroupBy.JOB in query.group_by else TAG if GroupBy.TAG in query.group_by else ALL
-    sums: Select[Any] = select(*groups, *(func.sum(getattr(row, name)) for name in AMOUNTS))
-    statement = caller.only(sums, row.tenant_id)
+    columns: list[Any] = [*groups, *(func.sum(getattr(row, name)) for name in AMOUNTS)]
+    statement = caller.only(select(*columns), row.tenant_id)
     statement = statement.where(row.dimension == dimension)
     if query.first_day is not None:
         statement = statement.where(row.day >= query.first_day.isoformat())
