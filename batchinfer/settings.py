@@ -42,6 +42,9 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port that ``batchinfer serve`` listens on."""
 
+    rate_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Most requests a minute of an API key that has no rate of its own; None is no limit."""
+
     input_roots: Annotated[tuple[str, ...], NoDecode] = ()
     """Folders or URIs, with commas between them, below which inputs must lie of tenants that have no roots of their own;
     with none, only the default tenant reads, and only without a key."""

@@ -12,6 +12,7 @@ from batchinfer import __version__
 from batchinfer.api.access import Access, AccessMiddleware, Gate
 from batchinfer.api.errors import install_error_handlers
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from batchinfer.api.rate_limit import RateLimitMiddleware, choose_buckets
 from batchinfer.api.routes import (
     batches,
     files,
@@ -55,6 +56,7 @@ def create_app(
 
     ``access`` says who is let in without a key.
     """
+    buckets = choose_buckets(settings.broker_url)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -64,6 +66,7 @@ def create_app(
         app.state.files = FileStore(app.state.service.ledger, settings.files_folder, max_bytes=settings.max_file_bytes)
         app.state.settings = settings
         yield
+        await buckets.close()
         if service is None:
             app.state.service.close()
 
@@ -73,6 +76,7 @@ def create_app(
     install_error_handlers(app)
     # the last one added is the outermost
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes, streamed=[files.UPLOAD])
+    app.add_middleware(RateLimitMiddleware, buckets=buckets, default=settings.rate_per_minute)
     app.add_middleware(AccessMiddleware, gate=Gate(lambda: app.state.service, access, now))
     app.add_middleware(RequestIdMiddleware)
     return app

@@ -50,6 +50,8 @@ RETRY_AFTER_SECONDS = 2
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """The JSON document of an error. ``code`` defaults to one that follows from the status."""
     kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        kind = "rate_limit_error"
     fallback = "internal_error" if kind == "server_error" else "invalid_request"
     chosen = code or _CODES.get(HTTPStatus(status), fallback)
     return {"error": {"message": _storable(message), "type": kind, "param": _storable(param), "code": chosen}}

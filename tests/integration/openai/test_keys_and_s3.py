@@ -19,6 +19,7 @@ def test_keys_are_the_clients_authentication(sqlite_url, tmp_path):
     tokens = {
         role: service.keys.create(operator, tenant="default", role=role)[1] for role in (Role.VIEWER, Role.SUBMITTER)
     }
+    hasty = service.keys.create(operator, tenant="default", role=Role.VIEWER, rate_per_minute=1)[1]
     service.close()
     with Process("serve", "--port", 0, database_url=sqlite_url, home=tmp_path) as serve:
         url = serve.wait_for(lambda line: "batchinfer serves http" in line).split("serves ")[1].split("/v1")[0] + "/v1"
@@ -27,6 +28,12 @@ def test_keys_are_the_clients_authentication(sqlite_url, tmp_path):
             with pytest.raises(openai.AuthenticationError) as refused:
                 client.files.list()
             assert refused.value.code == "invalid_api_key"
+        with openai.OpenAI(base_url=url, api_key=hasty, max_retries=0) as client:
+            assert client.files.list().data == []
+            with pytest.raises(openai.RateLimitError) as refused:
+                client.files.list()
+            assert refused.value.code == "rate_limited"
+            assert 1 <= int(refused.value.response.headers["Retry-After"]) <= 60
         with openai.OpenAI(base_url=url, api_key=tokens[Role.VIEWER], max_retries=0) as client:
             assert client.files.list().data == []
             with pytest.raises(openai.PermissionDeniedError):
