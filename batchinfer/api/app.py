@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from batchinfer import __version__
 from batchinfer.api.access import Access, AccessMiddleware, Gate
+from batchinfer.api.dashboard import fleet_pages, job_pages
 from batchinfer.api.errors import install_error_handlers
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from batchinfer.api.rate_limit import RateLimitMiddleware, choose_buckets
@@ -73,6 +74,8 @@ def create_app(
     app = FastAPI(title="batchinfer", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
     for noun in (jobs, job_events, results, files, batches, schedules, models, money, workers, keys, tenants, health):
         app.include_router(noun.router)
+    for pages in (job_pages, fleet_pages):
+        app.include_router(pages.router)
     install_error_handlers(app)
     # the last one added is the outermost
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes, streamed=[files.UPLOAD])

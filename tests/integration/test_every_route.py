@@ -49,12 +49,14 @@ BODIES = {
     ("PUT", "/v1/prices/models"): lambda _: {"json": {"model": "m", "input_usd": "1", "output_usd": "2"}},
     ("PUT", "/v1/prices/devices"): lambda _: {"json": {"device": "cuda", "usd_per_hour": "3"}},
     ("PUT", "/v1/budgets"): lambda _: {"json": {"tenant": "red", "limit_usd": "5"}},
+    ("POST", "/submit"): lambda _: {"data": {"inputs": "s3://b/p.parquet", "model": "org/name"}},
     ("PATCH", "/v1/tenants/{tenant}"): lambda _: {"json": {"disabled": True}},
 }
 # routes for the platform alone: a tenant's key is told so, whatever it asks for
 PLATFORM = {
     ("GET", "/metrics"),
     ("GET", "/v1/workers"),
+    ("GET", "/workers"),
     ("GET", "/v1/tenants"),
     ("POST", "/v1/tenants"),
     ("PUT", "/v1/prices/models"),
