@@ -65,6 +65,8 @@ class Settings(BaseSettings):
 
     engine_factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = "batchinfer.engine.engine:create_engine"
     """``module:callable`` that makes the engine from its configuration, in the engine's process."""
+    reference_factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = "batchinfer.engine.reference:create_engine"
+    """``module:callable`` that makes the engine which holds answers against the reference precision."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = None
     """Most rows in one engine step; None is the engine's default."""
     max_num_batched_tokens: Annotated[int, Field(ge=16)] | None = None

@@ -179,6 +179,8 @@ class Request:
     messages: list[Message] | None = None
     prompt_token_ids: list[int] | None = None
     progress: tuple[SampleProgress, ...] = ()
+    answer: str | None = None
+    """A text that is there already, for engines that judge answers instead of giving them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,13 @@ def create_engine(config: EngineConfig) -> FakeEngine:
     return FakeEngine(config)
 
 
+def create_reference(config: EngineConfig) -> FakeReference:
+    """The factory of the sentinel's engine: ``tests.fakes:create_reference``."""
+    if config.model.endswith("unreadable"):
+        raise ModelError("the reference cannot be read")
+    return FakeReference(config)
+
+
 def answer(prompt: str) -> str:
     """What the fake says to a prompt."""
     return " ".join(reversed(prompt.split()))
@@ -206,3 +213,26 @@ class _Row:
             raise EngineError("the device is poisoned")
         while "HANG" in self.words:
             time.sleep(3600)
+
+
+class FakeReference(FakeEngine):
+    """Compares the words of answers: each differs by 0.01 nats, one that says DRIFT by 1."""
+
+    def step(self) -> list[Completion]:
+        done = [self._compare(request) for request in self._waiting]
+        self._waiting.clear()
+        self._ids.clear()
+        self._stats.steps += 1
+        return done
+
+    @staticmethod
+    def _compare(request: Request) -> Completion:
+        words = [str(token) for token in request.progress[0].token_ids] if request.progress else request.answer.split()
+        kl = [1.0 if word == "DRIFT" else 0.01 for word in words]
+        places = [{"position": i, "kl": 1.0, "token": "DRIFT"} for i, value in enumerate(kl) if value == 1]
+        drift = {
+            "tokens": len(kl), "same": len(kl) - len(places), "kl_sum": sum(kl), "kl_max": max(kl), "loss": 2.0 * len(kl),
+            "reference_loss": 1.0 * len(kl), "kl_counts": {"350": len(kl) - len(places), "450": len(places)},
+            "differences": places[:5],
+        }  # fmt: skip
+        return Completion(request.request_id, RowStatus.SUCCEEDED, extra={"drift": drift}, device_ns=STEP_NS)

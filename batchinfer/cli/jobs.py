@@ -108,6 +108,7 @@ def print_status(view: JobView) -> None:
             *(("engine", _engine(engine)) for engine in view.engines[-1:]),
             ("cost", _cost(view)),
             ("reused", _reused(view)),
+            ("drift", _drift(view)),
             ("deadline", view.deadline.isoformat() if view.deadline else ""),
             *(("warning", one_line(warning)) for warning in view.warnings),
             ("next", _next_step(view)),
@@ -159,6 +160,17 @@ def _reused(view: JobView) -> str:
     share = "" if reuse.hit_rate is None else f" ({reuse.hit_rate:.1%} of the answers)"
     listed = "" if reuse.saved_list_usd is None else f", {usd(reuse.saved_list_usd)} at list price"
     return f"{count(reuse.rows)} rows{share}, saved {usd(reuse.saved_usd)} metered{listed}"
+
+
+def _drift(view: JobView) -> str:
+    if view.drift is None:
+        return ""
+    drift = view.drift
+    verdict = "  ABOVE THE THRESHOLD" if drift.is_above else ""
+    return (
+        f"mean KL {drift.kl_mean:.5f}, 99 % below {drift.kl_p99:.4f}, agreement {100 * drift.agreement:.2f} % "
+        f"over {count(drift.tokens_compared)} tokens of {count(drift.rows_compared)} rows{verdict}"
+    )
 
 
 def _next_step(view: JobView) -> str:

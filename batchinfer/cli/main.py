@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cost": ("results", "Show what a job has cost, metered and at list price."),
     "verify": ("results", "Prove that every input row has exactly one outcome."),
     "replay": ("replay", "Run one row of a job again, alone, and say whether the bytes are equal."),
+    "quality": ("quality", "Hold answers against the reference precision and say where they differ."),
     "schedule": ("schedule", "Run jobs by the clock, each moment exactly once."),
     "events": ("look", "Show what happened to a job, oldest first."),
     "workers": ("look", "List workers: where they run, with which model, and whether they give signs of life."),

@@ -60,6 +60,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "quantization": {"type": click.Choice([choice.value for choice in Quantization])},
     "kv_cache_dtype": {"type": click.Choice([choice.value for choice in KVCacheDtype])},
     "reuse_results": {"is_flag": True},
+    "sentinel": {"metavar": "SHARE"},
+    "sentinel_threshold": {"type": float},
     "shard_rows": {"type": int},
     "priority": {"type": int},
     "deadline": {"metavar": "TIME"},

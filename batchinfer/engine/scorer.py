@@ -48,6 +48,21 @@ class Scorer:
         self._forward = choose_forward(loaded, layers, self._attention, config.quantization, owns_model=True)
 
     @torch.inference_mode()
+    def chunk(self, token_ids: Sequence[int], start: int, stop: int, wanted: range) -> torch.Tensor:
+        """float32 ``[len(wanted), vocab_size]`` of some places in ``[start, stop)``; the chunks before were computed.
+
+        Raises:
+            InvalidSpecError: more tokens than the scorer was made for.
+        """
+        if stop > self._max_tokens:
+            raise InvalidSpecError(f"{stop} tokens cannot be scored; give 1 to {self._max_tokens}", param="token_ids")
+        tokens = torch.tensor(token_ids[start:stop], dtype=torch.int64, device=self._device)
+        positions = torch.arange(start, stop, device=self._device)
+        places = torch.arange(wanted.start - start, max(wanted.start, wanted.stop) - start, device=self._device)
+        context = self._attention.context([Span(0, start, stop - start, self._blocks)], stop - start)
+        return self._forward(tokens, positions, places, context, range(len(places))).logits.float()
+
+    @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """float32 ``[len(token_ids), vocab_size]``: row ``i`` is what follows the first ``i + 1`` tokens.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchinfer.jobs.records import JobRecord, RowCounts, ShardRecord
 from batchinfer.types import RowStatus, Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
     from batchinfer.jobs.status import Action, LeaseMode
@@ -25,6 +26,14 @@ class ShardPlan:
     row_start: int
     row_end: int
     est_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelFound:
+    """What a sentinel found in a shard: the data of a :class:`~batchinfer.jobs.drift.Drift`, and what went wrong."""
+
+    drift: Mapping[str, Any]
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from sqlalchemy import delete, func, insert, select, update
 
 from batchinfer.db.tables import Attempt, Job, LedgerEntry, Part, RowErrorRow, Shard
 from batchinfer.errors import ConflictError
+from batchinfer.jobs.drift import DRIFT_WARNING, Drift
 from batchinfer.jobs.ledger_leases import Leases, closing_status
 from batchinfer.jobs.ledger_rows import count_columns, job_record, row_counts
 from batchinfer.jobs.ledger_usage import count_usage
+from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.status import AttemptState, JobState, ShardState
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row
 
-    from batchinfer.jobs.leases import PartCommit, RowErrorSample, ShardResult
+    from batchinfer.jobs.leases import PartCommit, RowErrorSample, SentinelFound, ShardResult
     from batchinfer.jobs.records import JobRecord
 
 MAX_SAMPLES = 1000
@@ -59,8 +61,8 @@ class Commits(Leases):
 
         return self._write(work)
 
-    def commit_shard(self, attempt_id: int, result: ShardResult) -> JobRecord:
-        """Publish the shard's file; the last shard moves the job to ``finalizing``.
+    def commit_shard(self, attempt_id: int, result: ShardResult, sentinel: SentinelFound | None = None) -> JobRecord:
+        """Publish the shard's file, and what a ``sentinel`` found in it; the last shard moves the job to ``finalizing``.
 
         Raises:
             FencedError: the attempt no longer holds the shard; the file is garbage.
@@ -74,24 +76,52 @@ class Commits(Leases):
                 Attempt.result_path == result.path,
             )
             if (job_id := connection.execute(mine).scalar_one_or_none()) is None:
-                job_id = self._commit_shard(connection, attempt_id, result, now)
+                job_id = self._commit_shard(connection, attempt_id, result, sentinel, now)
             return job_record(self._lock_job(connection, job_id))
 
         return self._write(work)
 
-    def _commit_shard(self, connection: Connection, attempt_id: int, result: ShardResult, now: datetime) -> str:
+    def _commit_shard(
+        self,
+        connection: Connection,
+        attempt_id: int,
+        result: ShardResult,
+        sentinel: SentinelFound | None,
+        now: datetime,
+    ) -> str:
         job, attempt, shard = self._fence(connection, attempt_id)
         _check_complete(job, shard, result, now)
         self._start(connection, job, now)
         state = AttemptState.COMMITTED
         self._end_attempt(connection, attempt, now, state=state, metered_ns=0, result_path=result.path)
         _publish(connection, shard, result)
+        if sentinel is not None:
+            self._note_drift(connection, job, sentinel, now)
         open_shards = connection.execute(
             update(Job).where(Job.id == job.id).values(open_shards=Job.open_shards - 1).returning(Job.open_shards)
         ).scalar_one()
         if open_shards == 0 and job.state != JobState.FAILED:
             self._set_state(connection, self._lock_job(connection, job.id), JobState.FINALIZING, now)
         return str(job.id)
+
+    def _note_drift(self, connection: Connection, job: Row[Any], sentinel: SentinelFound, now: datetime) -> None:
+        """Add to a locked job's drift; say it loudly, once, when that is above the threshold."""
+        drift = Drift.from_dict(job.drift or {})
+        drift.add(Drift.from_dict(sentinel.drift))
+        warnings = list(job.warnings)
+        if sentinel.problem is not None and sentinel.problem not in warnings:
+            warnings.append(sentinel.problem)
+        threshold = JobSpec.model_validate(job.spec).sentinel_threshold
+        if drift.kl_mean > threshold and not any(warning.startswith(DRIFT_WARNING) for warning in warnings):
+            warnings.append(
+                f"{DRIFT_WARNING}: a mean divergence of {drift.kl_mean:.4f} nats a token from float32, above the "
+                f"threshold of {threshold:g}, over the first {drift.num_rows} rows that the sentinel compared"
+            )
+            self._tell(
+                connection, job.id, now, "drift",
+                kl_mean=drift.kl_mean, kl_p99=drift.kl_p99, rows=drift.num_rows, threshold=threshold,
+            )  # fmt: skip
+        connection.execute(update(Job).where(Job.id == job.id).values(drift=drift.to_dict(), warnings=warnings))
 
 
 def _check_part(part: PartCommit, shard: Row[Any]) -> None:

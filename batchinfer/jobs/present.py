@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from batchinfer.jobs.drift import Drift
 from batchinfer.jobs.views import (
     CostSoFar,
     CostView,
+    DriftView,
     EngineUse,
     ErrorKind,
     ErrorPage,
@@ -56,6 +58,7 @@ def job_view(job: JobRecord, speed: Speed) -> JobView:
         progress=_progress(job, speed),
         cost=_cost_so_far(job),
         reuse=_reuse(job),
+        drift=_drift(job),
         warnings=list(job.warnings),
         engines=[EngineUse.model_validate(dict(report)) for report in job.engines],
         priority=job.priority,
@@ -64,6 +67,13 @@ def job_view(job: JobRecord, speed: Speed) -> JobView:
         started_at=job.started_at,
         finished_at=job.finished_at,
     )
+
+
+def _drift(job: JobRecord) -> DriftView | None:
+    if not job.drift:
+        return None
+    drift, threshold = Drift.from_dict(job.drift), job.spec.sentinel_threshold
+    return DriftView(**drift.figures(), threshold=threshold, is_above=drift.kl_mean > threshold)
 
 
 def output_of(job: JobRecord) -> str:

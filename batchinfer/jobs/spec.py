@@ -167,6 +167,11 @@ class JobSpec(BaseModel):
     reuse_results: bool = False
     """Compute new and changed rows only, and copy the others' answers from earlier jobs of the same spec and model."""
 
+    sentinel: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the rows, such as ``0.5%`` or ``0.005``, that is held against the reference precision, float32."""
+    sentinel_threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
+    """Mean divergence from the reference, in nats a token, above which the job says so loudly."""
+
     shard_rows: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
     """Most rows a shard; None cuts shards of about equal estimated tokens."""
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
@@ -187,6 +192,16 @@ class JobSpec(BaseModel):
     @classmethod
     def _one_word_may_be_a_string(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("sentinel", mode="before")
+    @classmethod
+    def _sentinel_may_be_in_percent(cls, value: object) -> object:
+        if isinstance(value, str) and value.strip().endswith("%"):
+            try:
+                return float(value.strip()[:-1]) / 100
+            except ValueError:
+                raise ValueError(f"{value!r} is no share: give one such as 0.5% or 0.005") from None
+        return value
 
     @field_validator("deadline", mode="before")
     @classmethod

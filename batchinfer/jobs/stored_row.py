@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from batchinfer.jobs.records import JobRecord, ShardRecord
-    from batchinfer.jobs.result_files import RangedFile
 
 _BATCH_ROWS = 128
 
@@ -47,24 +46,29 @@ def stored_rows(job: JobRecord, shards: Iterable[ShardRecord], row_indexes: Sequ
         wanted = [row for row in row_indexes[first:at] if row >= ranged.row_start]
         if wanted:
             try:
-                yield from _read(ranged, job.spec.column_prefix, wanted)
+                yield from rows_of_file(ranged.file.path, job.spec.column_prefix, ranged.row_start, wanted)
             except OSError as error:
                 raise InputError(f"the results cannot be read from this machine: {error}") from None
         if at == len(row_indexes):
             return
 
 
-def _read(ranged: RangedFile, prefix: str, wanted: Sequence[int]) -> Iterator[dict[str, Any]]:
+def rows_of_file(path: str, prefix: str, row_start: int, wanted: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Result columns of the ``wanted`` rows, ascending, of a result file whose first row is ``row_start``.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     import pyarrow.parquet as pq  # noqa: PLC0415 -- pyarrow loads when it is used
 
     from batchinfer.dataset.filesystem import open_filesystem  # noqa: PLC0415 -- see above
     from batchinfer.dataset.schema import RESULT_COLUMNS  # noqa: PLC0415 -- see above
 
-    filesystem, inner = open_filesystem(ranged.file.path)
+    filesystem, inner = open_filesystem(path)
     with filesystem.open_input_file(inner) as stream:
         file = pq.ParquetFile(stream, pre_buffer=False)
         columns = [prefix + name for name in RESULT_COLUMNS if prefix + name in file.schema_arrow.names]
-        row = ranged.row_start
+        row = row_start
         left = set(wanted)
         for number in range(file.metadata.num_row_groups):
             end = row + file.metadata.row_group(number).num_rows

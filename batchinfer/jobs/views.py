@@ -120,6 +120,27 @@ class EngineUse(View):
     """Shares of a step: gemm, attention, elementwise, head, sampling, schedule, python."""
 
 
+class DriftView(View):
+    """What the sentinel found: how far answers are from what float32 would have expected at the same places."""
+
+    rows_compared: int
+    tokens_compared: int
+    kl_mean: float
+    """Kullback-Leibler divergence, nats a token."""
+    kl_p99: float
+    kl_max: float
+    agreement: float
+    """Share of tokens whose likeliest successor is the same."""
+    perplexity: float
+    """Of the answers, to the precision that the job runs in."""
+    reference_perplexity: float
+    differences: list[dict[str, Any]]
+    """Where the likeliest token differs most: row, position in the answer, both tokens, divergence."""
+    threshold: float
+    is_above: bool
+    """Whether ``kl_mean`` is above the threshold."""
+
+
 class JobView(View):
     """One job: what it is, how far it is, what it has cost."""
 
@@ -143,6 +164,8 @@ class JobView(View):
     cost: CostSoFar
     reuse: Reuse | None
     """None unless the job has ``reuse_results``."""
+    drift: DriftView | None = None
+    """What the sentinel found so far; None without one."""
     warnings: list[str]
     engines: list[EngineUse] = []
     """Engines that worked on the job, the latest last."""

@@ -20,6 +20,7 @@ from batchinfer.money import DeviceMeter
 from batchinfer_workers.engine_host import EngineHost
 from batchinfer_workers.finalizer import run_finalizing
 from batchinfer_workers.planning import run_planning
+from batchinfer_workers.reference_host import ReferenceHost
 from batchinfer_workers.roots import roots_of
 from batchinfer_workers.schedule_clock import ScheduleClock
 from batchinfer_workers.shard_runner import ShardRunner
@@ -70,6 +71,7 @@ class WorkerNode:
         self._dispatcher = dispatcher
         self._models = models
         self._job_id = job_id
+        self._reference = ReferenceHost(self._start_reference)
         self._host = EngineHost(self._start_engine, on_close=self._book_idle)
         self._lock = threading.Lock()
         self._num_busy = 0
@@ -163,6 +165,7 @@ class WorkerNode:
                 _log.warning("%s shards did not stop in %s seconds; their leases expire", self._num_busy, DRAIN_SECONDS)
         self.ticker.close()
         self._host.close()
+        self._reference.close()
         with _logged("could not say goodbye to the database"):
             self._ledger.drop_worker(self.id)
 
@@ -188,7 +191,7 @@ class WorkerNode:
         return [model]
 
     def _run(self, lease: Lease) -> None:
-        runner = ShardRunner(self._ledger, self._host, self._settings, lease, self.draining)
+        runner = ShardRunner(self._ledger, self._host, self._settings, lease, self.draining, reference=self._reference)
         self._runners[lease.attempt_id] = runner
         try:
             job = runner.run()
@@ -199,9 +202,16 @@ class WorkerNode:
 
     def _start_engine(self, config: EngineConfig) -> EngineProcess:
         _log.info("loading %s", config.model)
+        return self._start(self._settings.engine_factory, config)
+
+    def _start_reference(self, config: EngineConfig) -> EngineProcess:
+        _log.info("loading %s and its reference", config.model)
+        return self._start(self._settings.reference_factory, config)
+
+    def _start(self, factory: str, config: EngineConfig) -> EngineProcess:
         settings = self._settings
         return EngineProcess(
-            settings.engine_factory,
+            factory,
             config,
             stall_seconds=settings.stall_seconds,
             load_timeout_seconds=settings.load_seconds,
@@ -238,6 +248,7 @@ class WorkerNode:
         if time.monotonic() - self._reported_at < REPORT_SECONDS:
             return
         self._reported_at = time.monotonic()
+        self._reference.close_idle()
         loaded = self._host.model
         stats = {"busy": self._num_busy, "uncommitted_rows": self.uncommitted[0], "engine": self._host.stats()}
         try:

@@ -27,6 +27,7 @@ from batchinfer_workers.result_rows import ResultRows
 from batchinfer_workers.reuse import RowReuse
 from batchinfer_workers.roots import roots_of
 from batchinfer_workers.row_pump import RowPump, Window
+from batchinfer_workers.sentinel import Sentinel
 from batchinfer_workers.shard_files import ShardFiles
 
 if TYPE_CHECKING:
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from batchinfer.dataset.schema import ResultRow
-    from batchinfer.jobs.leases import Lease
+    from batchinfer.jobs.leases import Lease, SentinelFound, ShardResult
     from batchinfer.jobs.ledger import Ledger
     from batchinfer.jobs.records import JobRecord
     from batchinfer.settings import Settings
     from batchinfer.types import Request
     from batchinfer_workers.engine_host import EngineHost
     from batchinfer_workers.engine_session import EngineSession
+    from batchinfer_workers.reference_host import ReferenceHost
 
 CLOSE_ROWS = 10_000
 """Rows of a cancelled or expired shard that are written between two commits."""
@@ -57,13 +59,22 @@ class ShardRunner:
     """Runs one lease. Once ``draining`` is set it commits what is finished, gives the rest back and returns."""
 
     def __init__(
-        self, ledger: Ledger, host: EngineHost, settings: Settings, lease: Lease, draining: threading.Event
+        self,
+        ledger: Ledger,
+        host: EngineHost,
+        settings: Settings,
+        lease: Lease,
+        draining: threading.Event,
+        *,
+        reference: ReferenceHost | None = None,
     ) -> None:
+        """``reference`` is for the sentinel; without one, no answer is held against anything."""
         self._ledger = ledger
         self._host = host
         self._settings = settings
         self._lease = lease
         self._draining = draining
+        self._reference = reference
         self._session: EngineSession | None = None
         self._reuse: RowReuse | None = None
         self._ended_ns = 0
@@ -206,10 +217,30 @@ class ShardRunner:
     def _commit(self, files: ShardFiles) -> JobRecord:
         self._keeper.check()
         result = files.merge()
-        job = self._ledger.commit_shard(self._lease.attempt_id, result)
+        found = self._watch(files, result)
+        job = self._ledger.commit_shard(self._lease.attempt_id, result, found)
         self._keeper.close()
         files.publish(result)
         return job
+
+    def _watch(self, files: ShardFiles, result: ShardResult) -> SentinelFound | None:
+        """Hold a share of the answers against the reference precision, if the job asks for it; the cost is overhead."""
+        lease = self._lease
+        if self._reference is None or lease.mode is LeaseMode.CLOSE:
+            return None
+        sentinel = Sentinel(self._reference, self._settings, lease)
+        try:
+            return sentinel.check(files, result, self._check_stop)
+        finally:
+            if sentinel.device_ns:
+                self._ledger.add_overhead(
+                    lease.job.id,
+                    f"attempt:{lease.attempt_id}:sentinel",
+                    kind="sentinel",
+                    device_ns=sentinel.device_ns,
+                    nanos=DeviceMeter(lease.nanos_per_hour).charge(sentinel.device_ns),
+                    worker_id=lease.worker_id,
+                )
 
     def _open_session(self, requests: list[Request]) -> EngineSession:
         """Enter the engine, alone if this is a probe."""
