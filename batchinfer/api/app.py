@@ -17,6 +17,7 @@ from batchinfer.api.rate_limit import RateLimitMiddleware, choose_buckets
 from batchinfer.api.routes import (
     batches,
     files,
+    foresight,
     health,
     job_events,
     jobs,
@@ -72,7 +73,21 @@ def create_app(
             app.state.service.close()
 
     app = FastAPI(title="batchinfer", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
-    for noun in (jobs, job_events, results, files, batches, schedules, models, money, workers, keys, tenants, health):
+    for noun in (
+        jobs,
+        foresight,
+        job_events,
+        results,
+        files,
+        batches,
+        schedules,
+        models,
+        money,
+        workers,
+        keys,
+        tenants,
+        health,
+    ):
         app.include_router(noun.router)
     for pages in (job_pages, fleet_pages):
         app.include_router(pages.router)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # name -> (module, what `batchinfer --help` says); a test compares the text with the command's own.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "estimate": ("estimate", "Say what a job would be: rows, tokens, time and cost, with intervals."),
+    "explain": ("estimate", "Show an input as the engine will see it, and what would make it cheaper."),
     "run": ("run", "Run a job here and now, and show its first results."),
     "submit": ("submit", "Hand a job to the workers and print its id."),
     "worker": ("worker", "Work on jobs until stopped."),
@@ -36,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rows": ("look", "Show result rows in input order, also while the job runs."),
     "errors": ("results", "Show the error rows of a job by code, with what to do."),
     "cost": ("results", "Show what a job has cost, metered and at list price."),
+    "forecast": ("forecast", "Show what was expected of a job, beside how it came out."),
     "verify": ("results", "Prove that every input row has exactly one outcome."),
     "replay": ("replay", "Run one row of a job again, alone, and say whether the bytes are equal."),
     "quality": ("quality", "Hold answers against the reference precision and say where they differ."),

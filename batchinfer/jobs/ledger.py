@@ -12,13 +12,14 @@ Where to read what:
 - ``ledger_files``: uploaded files; the batches of the OpenAI door
 - ``ledger_workers``: the registered workers, and what waits for them
 - ``reuse``: indexes of finished jobs' rows
-- ``cost``: overhead, a job's sums; ``prices``: the price book; ``budgets``: what tenants may spend in a month
+- ``cost``: overhead, a job's sums; ``prices``: the price book; ``budgets``: what tenants may spend in a month; ``forecasts``: expectation and outcome
 """
 
 from __future__ import annotations
 
 from batchinfer.jobs.budgets import Budgets
 from batchinfer.jobs.cost import Costs
+from batchinfer.jobs.forecasts import Forecasts
 from batchinfer.jobs.ledger_changes import Changes
 from batchinfer.jobs.ledger_commits import Commits
 from batchinfer.jobs.ledger_control import RETRIED, Control
@@ -34,7 +35,20 @@ __all__ = ["RETRIED", "Ledger"]
 
 
 class Ledger(
-    Jobs, Planning, Commits, Progress, Control, Changes, Workers, Files, Batches, Costs, Prices, Budgets, KeyIndexes
+    Jobs,
+    Planning,
+    Commits,
+    Progress,
+    Control,
+    Changes,
+    Workers,
+    Files,
+    Batches,
+    Costs,
+    Prices,
+    Budgets,
+    Forecasts,
+    KeyIndexes,
 ):
     """State of jobs over a database engine made by :func:`batchinfer.db.session.create_db_engine`.
 

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from batchinfer.db.session import read_transaction, write_transaction
-from batchinfer.db.tables import Attempt, Job, JobEventRow, LedgerEntry, Shard, Worker
+from batchinfer.db.tables import Attempt, Base, Job, JobEventRow, LedgerEntry, Shard
 from batchinfer.errors import FencedError, NotFoundError
 from batchinfer.jobs.ledger_usage import count_usage
 from batchinfer.jobs.spending import tenant_overspend
@@ -45,10 +45,10 @@ def is_transient(error: DBAPIError) -> bool:
     return name == "OperationalError" and type(original).__module__.startswith("psycopg") and state is None
 
 
-def insert_once(connection: Connection, table: type[Job | LedgerEntry | Worker], values: dict[str, Any]) -> bool:
+def insert_once(connection: Connection, table: type[Base], values: dict[str, Any]) -> bool:
     """Insert a row unless a unique key forbids it; tell whether it was inserted. Both databases, one statement."""
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(table).values(values).on_conflict_do_nothing().returning(table.id)
+    statement = dialect.insert(table).values(values).on_conflict_do_nothing().returning(*table.__table__.primary_key)
     return connection.execute(statement).one_or_none() is not None
 
 

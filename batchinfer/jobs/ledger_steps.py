@@ -11,6 +11,7 @@ from sqlalchemy.orm import aliased
 
 from batchinfer.db.tables import WAITS_FOR_MANIFEST, WAITS_FOR_PLAN, Job
 from batchinfer.errors import FencedError
+from batchinfer.jobs.forecasts import note_outcome
 from batchinfer.jobs.leases import FinalizeLease, PlanLease
 from batchinfer.jobs.ledger_base import LedgerBase
 from batchinfer.jobs.ledger_rows import job_record, row_counts
@@ -69,7 +70,9 @@ class Steps(LedgerBase):
                 connection, job, final, now,
                 outcome=_outcome(counts), manifest_path=manifest_path, finished_at=now,
             )  # fmt: skip
-            return job_record(self._lock_job(connection, job_id))
+            ended = self._lock_job(connection, job_id)
+            note_outcome(connection, ended, now)
+            return job_record(ended)
 
         return self._write(work)
 

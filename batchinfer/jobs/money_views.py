@@ -98,3 +98,44 @@ class BudgetList(View):
     object: Literal["list"] = "list"
     data: list[BudgetView]
     has_more: bool = False
+
+
+class IntervalView(View):
+    """An expected value and the bounds within which the outcome lies with the given confidence."""
+
+    low: float
+    expected: float
+    high: float
+
+
+class UsdIntervalView(View):
+    """The same in dollars."""
+
+    low: Usd
+    expected: Usd
+    high: Usd
+
+
+class Compared(View):
+    """One figure of a job: what was expected when it was planned, and what it became."""
+
+    what: Literal["prompt_tokens", "completion_tokens", "device_seconds", "cost_usd"]
+    predicted: IntervalView
+    actual: float | None
+    """None until the job has completed."""
+    error: float | None
+    """Actual over expected, minus one."""
+    is_covered: bool | None
+    """Whether the interval had it."""
+
+
+class ForecastReport(View):
+    """What was expected of a job, and how it came out."""
+
+    job_id: str
+    confidence: float
+    length_basis: str
+    """What the expected answer length rests on."""
+    speed_basis: str
+    """What the expected device time rests on."""
+    figures: list[Compared]

@@ -81,6 +81,12 @@ class Prices(LedgerBase):
         """Nano-dollars an hour of a worker now: the price book's for its device, else its own. Raises NotFoundError."""
         return self._read(lambda connection, now: hourly_price(connection, worker_id, now))
 
+    def device_rate(self, device: str | None, otherwise: int) -> int:
+        """Nano-dollars an hour of a kind of device now; ``otherwise`` where the price book has none."""
+        if device is None:
+            return otherwise
+        return self._read(lambda connection, now: _book_price(connection, device, now, otherwise))
+
     def model_prices(self, *, model: str | None = None, limit: int = 1000) -> list[ModelPrice]:
         """Every list price ever set, by model, the latest first."""
 
@@ -115,13 +121,17 @@ def hourly_price(connection: Connection, worker_id: str, now: datetime) -> int:
     worker = connection.execute(select(Worker).where(Worker.id == worker_id)).one_or_none()
     if worker is None:
         raise NotFoundError(f"worker {worker_id} is not registered", param="worker_id")
+    return _book_price(connection, worker.device, now, int(worker.nanos_per_hour))
+
+
+def _book_price(connection: Connection, device: str, now: datetime, otherwise: int) -> int:
     row = DevicePriceRow
-    kinds = device_kinds(worker.device)
+    kinds = device_kinds(device)
     query = select(row).where(row.device.in_(kinds), row.valid_from <= now).order_by(row.valid_from.desc())
     latest: dict[str, int] = {}
     for found in connection.execute(query):
         latest.setdefault(found.device, found.nanos_per_hour)
-    return next((latest[kind] for kind in kinds if kind in latest), int(worker.nanos_per_hour))
+    return next((latest[kind] for kind in kinds if kind in latest), otherwise)
 
 
 def device_kinds(device: str) -> list[str]:

@@ -17,6 +17,8 @@ from batchinfer.jobs.caller import Caller
 from batchinfer.jobs.dispatch import connect_dispatcher
 from batchinfer.jobs.download import write_download
 from batchinfer.jobs.files import read_chunks
+from batchinfer.jobs.forecast_report import forecast_report
+from batchinfer.jobs.foresight import Foresight
 from batchinfer.jobs.ids import new_job_id
 from batchinfer.jobs.installed_roots import InstalledRoots
 from batchinfer.jobs.keys import Keys
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from batchinfer.dataset.verify import VerifyReport
     from batchinfer.jobs.changes import JobChanges
     from batchinfer.jobs.dispatch import Dispatcher
+    from batchinfer.jobs.money_views import ForecastReport
     from batchinfer.jobs.openai_views import ModelList
     from batchinfer.jobs.records import JobRecord
     from batchinfer.jobs.spec import JobSpec
@@ -182,6 +185,18 @@ class JobService:
             self._dispatcher.wake_planner(job.id)
         return self.view(job), is_new
 
+    def foresee(self, spec: JobSpec, *, base: Path | None) -> tuple[JobSpec, Foresight]:
+        """What looks at a job before it runs, and the spec with its paths resolved.
+
+        Raises:
+            UserError: what :func:`resolve_paths` raises; a path that the tenant may not use.
+        """
+        resolved = resolve_paths(spec, base=base, job_id="estimate", must_exist=True)
+        self._check_roots(resolved, "estimate")
+        tenant = self.tenants.get(self.caller, self.caller.home)
+        roots = self.roots.of(tenant, has_key=self.caller.key_id is not None)
+        return resolved, Foresight(self.ledger, self.caller.home, roots=roots)
+
     def _check_roots(self, spec: JobSpec, job_id: str) -> None:
         """Refuse paths that the caller's tenant may not use. Raises InputError: ``path_not_allowed``."""
         tenant = self.tenants.get(self.caller, self.caller.home)
@@ -316,6 +331,14 @@ class JobService:
         """What a job has cost. Raises NotFoundError."""
         job = self.job(job_id)
         return cost_view(job, self.ledger.cost_report(job_id), in_flight_nanos=self.ledger.in_flight_nanos(job_id))
+
+    def forecast(self, job_id: str) -> ForecastReport:
+        """What was expected of a job, beside how it came out. Raises NotFoundError."""
+        job = self.job(job_id)
+        found = self.ledger.forecast_of(job.id)
+        if found is None:
+            raise NotFoundError(f"job {job.id} has no forecast: it was not planned yet, or by an older version")
+        return forecast_report(job.id, *found)
 
     def verify(self, job_id: str, *, check_input: bool = True) -> VerifyReport:
         """Prove from the files that every input row has exactly one outcome.

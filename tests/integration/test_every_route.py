@@ -41,6 +41,8 @@ BODIES = {
     ("POST", "/v1/files"): lambda red: {"files": {"file": ("a.jsonl", LINE)}, "data": {"purpose": "batch"}},
     ("POST", "/v1/batches"): lambda red: {"json": BATCH | {"input_file_id": red["file"]}},
     ("POST", "/v1/jobs"): lambda _: {"json": {"inputs": ["s3://b/p.parquet"], "model": "org/name"}},
+    ("POST", "/v1/jobs:estimate"): lambda red: {"json": {"inputs": [red["file"]], "model": "m"}},
+    ("POST", "/v1/jobs:explain"): lambda red: {"json": {"inputs": [red["file"]], "model": "m"}},
     ("PATCH", "/v1/jobs/{job_id}"): lambda _: {"json": {"name": "mine now"}},
     ("POST", "/v1/schedules"): lambda _: {"json": SCHEDULE},
     ("POST", "/v1/schedules/{schedule}/backfill"): lambda _: {"json": {"start": "2026-01-01", "end": "2026-01-02"}},
@@ -65,7 +67,8 @@ PLATFORM = {
 # pages about the program itself
 PAGES = {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
 # routes without a path parameter that name another tenant's thing in the body
-NAMES_RED = {("POST", "/v1/keys"), ("POST", "/v1/batches"), ("PUT", "/v1/budgets")}
+NAMES_RED = {("POST", "/v1/keys"), ("POST", "/v1/batches"), ("PUT", "/v1/budgets"),
+             ("POST", "/v1/jobs:estimate"), ("POST", "/v1/jobs:explain")}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -115,7 +115,7 @@ def plan(service):
     found = service.ledger.lease_planning(WORKER)
     tenant = service.tenants.get(Caller.operator(), "red")
     roots = InstalledRoots(own="/nowhere").of(tenant, has_key=False)
-    return run_planning(service.ledger, found, lease_seconds=60, roots=roots), roots
+    return run_planning(service.ledger, found, worker_id="w", lease_seconds=60, roots=roots), roots
 
 
 def test_a_link_that_appears_after_the_submit_is_found_by_the_planner(service, house):

@@ -120,7 +120,7 @@ class WorkerNode:
                 return
             with suppress(FencedError):
                 roots = roots_of(self._ledger, self._settings, lease.job)
-                job = run_planning(self._ledger, lease, lease_seconds=seconds, roots=roots)
+                job = run_planning(self._ledger, lease, worker_id=self.id, lease_seconds=seconds, roots=roots)
                 _log.info("job %s is %s with %s rows in %s shards", job.id, job.state, job.num_rows, job.num_shards)
             self.ticker.nudge()
 
