@@ -174,7 +174,7 @@ def test_the_owner_is_not_told_that_nothing_is_there(app, service, red):
     with clients_of(app, service, "red") as client:
         for method, path, names in routes(app):
             if names:
-                # the job was played: it left no files to verify
+                # the job was played: it left no files to verify, and nobody forecast it
                 may_miss = {
                     ("PATCH", "/v1/tenants/{tenant}"),
                     ("DELETE", "/v1/budgets/{tenant}"),
