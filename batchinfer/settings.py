@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -60,6 +61,10 @@ class Settings(BaseSettings):
     models: dict[str, str] = {}
     """JSON object of model names that OpenAI clients may use, to GGUF files, safetensors folders or hub ids."""
 
+    webhook_networks: Annotated[tuple[str, ...], NoDecode] = ()
+    """Networks such as ``10.0.0.0/8``, with commas between them, whose addresses webhooks may reach besides the public
+    internet, and with plain ``http``."""
+
     usd_per_hour: Annotated[Decimal, Field(ge=0, le=1_000_000)] = Decimal("0.10")
     """What an hour of this worker's device costs. The default is an assumption: set your own."""
 
@@ -99,10 +104,17 @@ class Settings(BaseSettings):
     tick_seconds: Seconds = 1
     """Time between two looks at the database for work, expired leases and deadlines."""
 
-    @field_validator("input_roots", "output_roots", "model_roots", mode="before")
+    @field_validator("input_roots", "output_roots", "model_roots", "webhook_networks", mode="before")
     @classmethod
     def _roots_have_commas_between_them(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("webhook_networks")
+    @classmethod
+    def _networks_are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for network in value:
+            ip_network(network)
+        return value
 
     @field_validator("home")
     @classmethod
@@ -129,6 +141,11 @@ class Settings(BaseSettings):
             return cls(**overrides)  # type: ignore[arg-type]  # pydantic checks the values' types
         except ValidationError as error:
             raise UserError(_sentence(error), code="invalid_settings") from None
+
+    @property
+    def allowed_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """``webhook_networks``, read."""
+        return tuple(ip_network(network) for network in self.webhook_networks)
 
     @property
     def sqlalchemy_url(self) -> str:

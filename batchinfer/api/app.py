@@ -27,6 +27,7 @@ from batchinfer.api.routes import (
     results,
     schedules,
     tenants,
+    webhooks,
     workers,
 )
 from batchinfer.jobs.files import FileStore
@@ -86,6 +87,7 @@ def create_app(
         workers,
         keys,
         tenants,
+        webhooks,
         health,
     ):
         app.include_router(noun.router)

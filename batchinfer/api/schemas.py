@@ -159,3 +159,12 @@ class BackfillBody(Body):
     """Runs at work at once."""
     retry: bool = False
     """Run dates again that were skipped, or failed, or did not wholly succeed."""
+
+
+class WebhookBody(Body):
+    """A receiver."""
+
+    url: Annotated[str, Field(max_length=2048)]
+    """An https URL on the public internet, or in the networks that the server allows."""
+    events: list[Annotated[str, Field(max_length=40)]] = []
+    """Those that it wants, such as `job.failed`; none: all."""

@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "budget": ("budget", "Limit what tenants may spend in a month."),
     "keys": ("keys", "Make, list, rotate and revoke API keys."),
     "tenants": ("tenants", "Add, list and change tenants."),
+    "webhooks": ("webhooks", "Tell a URL when jobs end or schedules fail, signed and retried."),
     "doctor": ("doctor", "Check this installation and say how to mend what is wrong."),
     "db": ("db", "Create, upgrade and inspect the database."),
 }

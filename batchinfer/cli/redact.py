@@ -7,6 +7,7 @@ import re
 
 _SECRETS = re.compile(
     r"(?P<key>bi_[0-9a-z]{12}_)[0-9A-Za-z]{43}"
+    r"|(?P<hook>whsec_)[\w+/=-]{8,}"
     r"|(?P<auth>\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}"
     r"|(?P<user>\w://[^\s:/@]*:)[^\s@/]+(?=@)",
     re.IGNORECASE,
@@ -15,7 +16,7 @@ _SECRETS = re.compile(
 
 def redact(text: str) -> str:
     """The text without keys, Authorization values and passwords of URLs."""
-    return _SECRETS.sub(lambda match: f"{match['key'] or match['auth'] or match['user']}***", text)
+    return _SECRETS.sub(lambda match: f"{match['key'] or match['hook'] or match['auth'] or match['user']}***", text)
 
 
 class RedactingFormatter(logging.Formatter):

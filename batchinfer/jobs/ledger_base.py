@@ -16,6 +16,7 @@ from batchinfer.errors import FencedError, NotFoundError
 from batchinfer.jobs.ledger_usage import count_usage
 from batchinfer.jobs.spending import tenant_overspend
 from batchinfer.jobs.status import RUNNABLE, AttemptState, JobState, check_job_transition
+from batchinfer.jobs.webhook_events import tell_of_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,6 +154,7 @@ class LedgerBase:
         ).rowcount
         assert changed == 1, f"job {job.id} changed while it was locked"
         self._tell(connection, job.id, now, "state", old=old, new=new)
+        tell_of_job(connection, job, new, now, values)
 
     def _start(self, connection: Connection, job: Row[Any], now: datetime) -> None:
         """Move a locked job from ``queued`` to ``in_progress``, if it is there."""

@@ -16,6 +16,7 @@ from batchinfer.jobs.schedule_records import RunKind, RunState, run_record, sche
 from batchinfer.jobs.schedule_spec import CatchUp, Overlap
 from batchinfer.jobs.schedule_store import insert_run, next_fire
 from batchinfer.jobs.status import TERMINAL, JobState
+from batchinfer.jobs.webhook_events import Event, tell
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -117,7 +118,17 @@ class Firing(Jobs):
 
     def end(self, claim: Claim, state: RunState, reason: str) -> None:
         """Close a run without a job."""
-        self._write(lambda connection, now: _change(connection, claim, run_state=state, reason=reason, ended_at=now))
+
+        def work(connection: Connection, now: datetime) -> None:
+            is_ended = _change(connection, claim, run_state=state, reason=reason, ended_at=now)
+            if is_ended and state is RunState.FAILED:
+                data = {
+                    "object": "schedule_run", "id": claim.run.run_id, "schedule": claim.schedule.name,
+                    "logical_date": claim.run.logical_date.isoformat(), "reason": reason,
+                }  # fmt: skip
+                tell(connection, claim.schedule.tenant, Event.SCHEDULE_RUN_FAILED, data, now)
+
+        self._write(work)
 
     def launch(self, claim: Claim, spec: JobSpec, job_id: str) -> Launch:
         """Submit the run's job and mark the run, in one transaction, if there is room for it."""
@@ -230,11 +241,12 @@ def _active(connection: Connection, schedule_id: str, backfill_id: str | None) -
     return [str(job_id) for job_id in connection.execute(query.order_by(run.logical_date)).scalars()]
 
 
-def _change(connection: Connection, claim: Claim, **values: Any) -> None:
-    """Change a run that still waits."""
+def _change(connection: Connection, claim: Claim, **values: Any) -> bool:
+    """Change a run that still waits; tell whether it did."""
     run = ScheduleRunRow
-    connection.execute(
+    changed = connection.execute(
         update(run)
         .where(run.id == claim.run.id, run.run_id == claim.run.run_id, run.run_state == RunState.WAITING)
         .values(values)
     )
+    return bool(changed.rowcount)

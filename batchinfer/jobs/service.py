@@ -35,6 +35,7 @@ from batchinfer.jobs.speed import measure_speed
 from batchinfer.jobs.status import JobState
 from batchinfer.jobs.tenants import Tenants
 from batchinfer.jobs.views import EventList, JobList, RowPage, WorkerList
+from batchinfer.jobs.webhooks import Webhooks
 from batchinfer.money import usd_to_nanos
 
 if TYPE_CHECKING:
@@ -139,6 +140,11 @@ class JobService:
     def money(self) -> MoneyService:
         """Prices, usage and budgets."""
         return MoneyService(self.ledger, self.tenants, self.caller)
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """The webhooks."""
+        return Webhooks(self.engine)
 
     def close(self) -> None:
         """Give the database connections back."""

@@ -33,6 +33,8 @@ IDS = {
     "file_id": lambda red: red["file"],
     "batch_id": lambda red: red["batch"],
     "schedule": lambda red: red["schedule"],
+    "webhook_id": lambda red: red["webhook"],
+    "delivery_id": lambda red: red["delivery"],
     "model": lambda red: "org/only-of-red",
     "name": lambda red: "shard-00000.parquet",
 }
@@ -51,6 +53,7 @@ BODIES = {
     ("PUT", "/v1/prices/models"): lambda _: {"json": {"model": "m", "input_usd": "1", "output_usd": "2"}},
     ("PUT", "/v1/prices/devices"): lambda _: {"json": {"device": "cuda", "usd_per_hour": "3"}},
     ("PUT", "/v1/budgets"): lambda _: {"json": {"tenant": "red", "limit_usd": "5"}},
+    ("POST", "/v1/webhooks"): lambda _: {"json": {"url": "http://127.0.0.1:9/blue"}},
     ("POST", "/submit"): lambda _: {"data": {"inputs": "s3://b/p.parquet", "model": "org/name"}},
     ("PATCH", "/v1/tenants/{tenant}"): lambda _: {"json": {"disabled": True}},
 }
@@ -88,6 +91,9 @@ def red(app, service, tmp_path_factory):
         file = client.post("/v1/files", files={"file": (name, LINE)}, data={"purpose": "batch"}).json()
         named = SCHEDULE | {"job": SCHEDULE["job"] | {"name": SECRET}}
         schedule = client.post("/v1/schedules", json=named).json()
+        # nobody listens there
+        hook = client.post("/v1/webhooks", json={"url": f"http://127.0.0.1:9/{SECRET}"}).json()
+        delivery = client.post(f"/v1/webhooks/{hook['id']}/test").json()
         batch = client.post("/v1/batches", json=BATCH | {"input_file_id": file["id"], "metadata": {"a": SECRET}}).json()
     acting = service.acting_for(Caller("red", Role.ADMIN))
     spec = make_spec(tmp_path_factory.mktemp(SECRET), name=SECRET, tags={"a": SECRET}, model="org/only-of-red")
@@ -95,12 +101,20 @@ def red(app, service, tmp_path_factory):
     service.cancel(service.ledger.list_jobs(limit=2)[1].id)  # the batch, so that the other job is planned first
     complete(service.ledger, view.id, errored=1)
     record, _ = acting.keys.create(acting.caller, tenant="red", role=Role.VIEWER, name=SECRET)
-    return {"job": view.id, "key": record.id, "file": file["id"], "batch": batch["id"], "schedule": schedule["id"]}
+    return {
+        "job": view.id,
+        "key": record.id,
+        "file": file["id"],
+        "batch": batch["id"],
+        "schedule": schedule["id"],
+        "webhook": hook["id"],
+        "delivery": delivery["id"],
+    }
 
 
 @pytest.fixture(scope="module")
 def app(service):
-    return create_app(Settings.load(), service=service, access=Access.KEYS)
+    return create_app(Settings.load(webhook_networks="127.0.0.0/8"), service=service, access=Access.KEYS)
 
 
 def clients_of(app, service, tenant, role=Role.ADMIN):

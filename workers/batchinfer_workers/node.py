@@ -17,12 +17,12 @@ from batchinfer.engine.process import EngineProcess
 from batchinfer.errors import FencedError, NotFoundError
 from batchinfer.jobs.status import JobState
 from batchinfer.money import DeviceMeter
+from batchinfer_workers.clock import Clock
 from batchinfer_workers.engine_host import EngineHost
 from batchinfer_workers.finalizer import run_finalizing
 from batchinfer_workers.planning import run_planning
 from batchinfer_workers.reference_host import ReferenceHost
 from batchinfer_workers.roots import roots_of
-from batchinfer_workers.schedule_clock import ScheduleClock
 from batchinfer_workers.shard_runner import ShardRunner
 from batchinfer_workers.ticker import Ticker
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from batchinfer.jobs.leases import Lease
     from batchinfer.jobs.ledger import Ledger
     from batchinfer.jobs.schedule_runner import ScheduleRunner
+    from batchinfer.jobs.webhook_sender import WebhookSender
     from batchinfer.settings import Settings
 
 DRAIN_SECONDS = 30.0
@@ -50,7 +51,7 @@ class WorkerNode:
     """One worker: its ledger, its engine, the shards it runs, its ticker.
 
     ``models`` and ``job_id`` limit what it leases (None: anything). ``listen`` is called with each model that has work.
-    ``schedules`` is looked at every ``tick_seconds``, if there is one.
+    ``schedules`` and ``webhooks`` are looked at every ``tick_seconds``, if they are given.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class WorkerNode:
         job_id: str | None = None,
         listen: Callable[[str], None] = lambda _model: None,
         schedules: ScheduleRunner | None = None,
+        webhooks: WebhookSender | None = None,
     ) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.draining = threading.Event()
@@ -88,15 +90,18 @@ class WorkerNode:
             listen=listen,
             on_tick=self._report,
         )
-        self._clock = None if schedules is None else ScheduleClock(schedules, seconds=settings.tick_seconds)
+        looks = {"schedules": schedules, "webhooks": webhooks}
+        self._clocks = [
+            Clock(look, name=name, seconds=settings.tick_seconds) for name, look in looks.items() if look is not None
+        ]
 
     def start(self) -> None:
         """Register and begin to tick."""
         self._register()
         self._forget_the_dead()
         self.ticker.start()
-        if self._clock is not None:
-            self._clock.start()
+        for clock in self._clocks:
+            clock.start()
 
     @property
     def uncommitted(self) -> tuple[int, int]:
@@ -158,8 +163,8 @@ class WorkerNode:
     def close(self) -> None:
         """Stop for good: wait for running shards, end the engine, say goodbye."""
         self.drain()
-        if self._clock is not None:
-            self._clock.close()
+        for clock in self._clocks:
+            clock.close()
         with self._idle:
             if not self._idle.wait_for(lambda: self._num_busy == 0, timeout=DRAIN_SECONDS):
                 _log.warning("%s shards did not stop in %s seconds; their leases expire", self._num_busy, DRAIN_SECONDS)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from batchinfer.jobs.dispatch import connect_dispatcher
 from batchinfer.jobs.service import JobService
+from batchinfer_workers.clock import Clock, schedule_runner, webhook_sender
 from batchinfer_workers.controller import CeleryThread
 from batchinfer_workers.node import DRAIN_SECONDS
-from batchinfer_workers.schedule_clock import ScheduleClock, schedule_runner
 from batchinfer_workers.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def _tick(service: JobService, settings: Settings, stop: _StopSignals) -> int:
     schedules = schedule_runner(service, settings, dispatcher)
     tickers = (
         Ticker(service.ledger, dispatcher, seconds=settings.tick_seconds),
-        ScheduleClock(schedules, seconds=settings.tick_seconds),
+        Clock(schedules, name="schedules", seconds=settings.tick_seconds),
+        Clock(webhook_sender(service, settings), name="webhooks", seconds=settings.tick_seconds),
     )
     for ticker in tickers:
         ticker.start()

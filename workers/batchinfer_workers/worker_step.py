@@ -8,8 +8,8 @@ from celery import bootsteps
 
 from batchinfer.jobs.dispatch import CeleryDispatcher, shard_queue
 from batchinfer.jobs.service import JobService
+from batchinfer_workers.clock import schedule_runner, webhook_sender
 from batchinfer_workers.node import WorkerNode
-from batchinfer_workers.schedule_clock import schedule_runner
 
 if TYPE_CHECKING:
     from batchinfer_workers.app import NodeOptions
@@ -40,6 +40,7 @@ class NodeStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             listen=Listener(worker),
             # a worker that is there for one job lets the schedules be
             schedules=None if options.job_id is not None else schedule_runner(self._service, settings, dispatcher),
+            webhooks=webhook_sender(self._service, settings),
         )
         worker.app.batchinfer_node = self._node
         self._node.start()

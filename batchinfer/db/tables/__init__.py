@@ -25,6 +25,7 @@ from batchinfer.db.tables.money import BudgetRow, DevicePriceRow, ForecastRow, U
 from batchinfer.db.tables.reuse import KeyIndexRow
 from batchinfer.db.tables.schedules import ScheduleRow, ScheduleRunRow
 from batchinfer.db.tables.tenants import ApiKeyRow, TenantRow
+from batchinfer.db.tables.webhooks import WebhookDeliveryRow, WebhookMessageRow, WebhookRow
 
 __all__ = [
     "CLAIMABLE",
@@ -54,5 +55,8 @@ __all__ = [
     "StoredFile",
     "TenantRow",
     "UsageRow",
+    "WebhookDeliveryRow",
+    "WebhookMessageRow",
+    "WebhookRow",
     "Worker",
 ]

@@ -1,4 +1,4 @@
-"""A thread that looks at the schedules. Not the ticker's: listing an input may take a slow store a while."""
+"""Threads beside the ticker's, for looks that wait for others: listing an input in a slow store, sending a webhook."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 import random
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from batchinfer.jobs.schedule_firing import Firing
 from batchinfer.jobs.schedule_runner import ScheduleRunner
+from batchinfer.jobs.webhook_queue import WebhookQueue
+from batchinfer.jobs.webhook_sender import WebhookSender
 from batchinfer_workers.roots import roots_of_tenant
 
 if TYPE_CHECKING:
@@ -28,14 +30,27 @@ def schedule_runner(service: JobService, settings: Settings, dispatcher: Dispatc
     )
 
 
-class ScheduleClock:
+def webhook_sender(service: JobService, settings: Settings) -> WebhookSender:
+    """What sends the webhooks of a service's database."""
+    return WebhookSender(WebhookQueue(service.engine), allowed=settings.allowed_networks)
+
+
+class Ticked(Protocol):
+    """What a clock calls."""
+
+    def tick(self) -> None:
+        """Look once."""
+        ...
+
+
+class Clock:
     """Calls the runner's ``tick`` about every ``seconds`` until it is closed."""
 
-    def __init__(self, runner: ScheduleRunner, *, seconds: float) -> None:
+    def __init__(self, runner: Ticked, *, name: str, seconds: float) -> None:
         self._runner = runner
         self._seconds = seconds
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="schedules", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Begin to look."""
@@ -52,6 +67,6 @@ class ScheduleClock:
             try:
                 self._runner.tick()
             except Exception:  # noqa: BLE001 -- a database that is away raises its driver's own errors
-                _log.warning("looking at the schedules failed; trying again", exc_info=True)
+                _log.warning("looking at the %s failed; trying again", self._thread.name, exc_info=True)
             # jittered, so that the clocks of many workers do not meet
             self._ended.wait(self._seconds * random.uniform(0.75, 1.25))  # noqa: S311 -- no secret
