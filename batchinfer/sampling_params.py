@@ -7,6 +7,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from batchinfer.guided import GUIDES, MAX_CHOICES, MAX_GUIDE_LENGTH, Guide, schema_text, single_schema
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_BAD_WORDS = 1024
@@ -78,6 +80,33 @@ class SamplingParams(BaseModel):
     length_penalty: Annotated[
         float, Field(ge=-10, le=10, description="power of a beam's length that its score is divided by")
     ] = 1.0
+    json_schema: Annotated[
+        str | None, Field(description="JSON schema that the answer follows; may be OpenAI's response_format, too")
+    ] = None
+    guided_regex: Annotated[
+        str | None,
+        Field(min_length=1, max_length=MAX_GUIDE_LENGTH, description="expression that all of the answer matches"),
+    ] = None
+    guided_choice: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...], Field(description="texts of which the answer is one")
+    ] = ()
+    guided_grammar: Annotated[
+        str | None, Field(min_length=1, max_length=MAX_GUIDE_LENGTH, description="Lark or GBNF grammar of the answer")
+    ] = None
+    retry_truncated: Annotated[
+        bool, Field(description="give JSON that max_tokens cuts off as many tokens again, once")
+    ] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name_for_a_schema(cls, data: object) -> object:
+        """``response_format`` is another name of ``json_schema``."""
+        return single_schema(data)
+
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _schema_is_json(cls, value: object) -> object:
+        return schema_text(value)
 
     @model_validator(mode="before")
     @classmethod
@@ -89,7 +118,7 @@ class SamplingParams(BaseModel):
         for name in ("stop", "bad_words"):
             if isinstance(data.get(name), str):
                 changed[name] = (data[name],)
-        for name in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for name in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids", "guided_choice", "logit_bias"):
             if name in data and data[name] is None:
                 changed[name] = {} if name == "logit_bias" else ()
         return {**data, **changed}
@@ -117,6 +146,7 @@ class SamplingParams(BaseModel):
             raise ValueError(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters")
         if len(self.bad_words) > MAX_BAD_WORDS or any(not word.strip() for word in self.bad_words):
             raise ValueError(f"bad_words must be at most {MAX_BAD_WORDS} words, none of them empty")
+        self._check_guides()
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of ({self.best_of}) is below n ({self.n})")
         if self.beam_width > 1:
@@ -128,13 +158,23 @@ class SamplingParams(BaseModel):
             )
         return self
 
+    def _check_guides(self) -> None:
+        given = [name for name in GUIDES if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other: an answer follows one of them")
+        num_characters = sum(map(len, self.guided_choice))
+        if len(self.guided_choice) > MAX_CHOICES or num_characters > MAX_GUIDE_LENGTH:
+            raise ValueError(
+                f"guided_choice takes at most {MAX_CHOICES} texts of {MAX_GUIDE_LENGTH} characters together"
+            )
+
     def _check_beams(self) -> None:
         """A search has no draws, and its scores are those of the model's own log-probabilities."""
         if self.n > self.beam_width:
             raise ValueError(f"n ({self.n}) is above beam_width ({self.beam_width}): a search keeps no more answers")
         defaults = type(self).model_fields
         excluded = ("temperature", "best_of", "min_tokens", "stop", "logprobs", "repetition_penalty", "presence_penalty",
-                    "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids")  # fmt: skip
+                    "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids", *GUIDES)  # fmt: skip
         given = [name for name in excluded if getattr(self, name) != defaults[name].default]
         if given:
             raise ValueError(f"beam search (beam_width {self.beam_width}) goes without {' and '.join(given)}")
@@ -143,6 +183,14 @@ class SamplingParams(BaseModel):
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def guide(self) -> Guide | None:
+        """What the answer must look like; None where it is free."""
+        for name in GUIDES:
+            if value := getattr(self, name):
+                return Guide(name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        return None
 
     @property
     def num_sequences(self) -> int:
@@ -173,6 +221,7 @@ class SamplingParams(BaseModel):
             or bool(self.logit_bias)
             or bool(self.bad_words)
             or bool(self.allowed_token_ids)
+            or self.guide is not None
         )
 
     @property

@@ -40,6 +40,8 @@ class ErrorCode(StrEnum):
     INVALID_PARAMS = "invalid_params"
     INVALID_MESSAGES = "invalid_messages"
     INVALID_ENCODING = "invalid_encoding"
+    INVALID_SCHEMA = "invalid_schema"
+    TRUNCATED_JSON = "truncated_json"
     ENGINE_ERROR = "engine_error"
     WORKER_LOST = "worker_lost"
     JOB_CANCELLED = "job_cancelled"
@@ -92,6 +94,18 @@ ERROR_CODES: dict[ErrorCode, ErrorCodeInfo] = {
     ),
     ErrorCode.INVALID_ENCODING: ErrorCodeInfo(
         "invalid_request_error", False, "The text is not valid UTF-8.", "Re-encode the column as UTF-8 text."
+    ),
+    ErrorCode.INVALID_SCHEMA: ErrorCodeInfo(
+        "invalid_request_error",
+        False,
+        "The JSON schema, expression or grammar of the answer is invalid, impossible or not supported.",
+        "Correct it; the message quotes the grammar library.",
+    ),
+    ErrorCode.TRUNCATED_JSON: ErrorCodeInfo(
+        "invalid_request_error",
+        False,
+        "The answer was cut off before its JSON was complete.",
+        "Raise max_tokens, give --retry-truncated, or bound strings and lists in the schema.",
     ),
     ErrorCode.ENGINE_ERROR: ErrorCodeInfo(
         "server_error", True, "The engine failed on this row.", "Run `batchinfer retry JOB`; the message has the cause."

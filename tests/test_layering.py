@@ -12,12 +12,13 @@ PACKAGES = {
     "batchinfer_workers": ROOT / "workers" / "batchinfer_workers",
 }
 
-BASE = {"batchinfer.types", "batchinfer.errors", "batchinfer.sampling_params", "batchinfer.money"}
+BASE = {"batchinfer.types", "batchinfer.errors", "batchinfer.sampling_params", "batchinfer.guided", "batchinfer.money"}
 # layer -> the layers it may import besides itself and BASE
 ALLOWED = {
     "batchinfer.types": {"batchinfer.sampling_params"},
     "batchinfer.errors": {"batchinfer.types"},
     "batchinfer.sampling_params": set(),
+    "batchinfer.guided": set(),
     "batchinfer.money": set(),
     "batchinfer.settings": set(),
     "batchinfer_kernels": set(),

@@ -53,6 +53,12 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "best_of": {"type": int},
     "beam_width": {"type": int},
     "length_penalty": {"type": float},
+    "json_schema": {"metavar": "FILE_OR_JSON"},
+    "guided_regex": {"metavar": "REGEX"},
+    "guided_choice": {"multiple": True, "metavar": "TEXT"},
+    "guided_grammar": {"metavar": "FILE"},
+    "retry_truncated": {"is_flag": True},
+    "parsed": {"is_flag": True},
     "samples_layout": {"type": click.Choice([choice.value for choice in SamplesLayout])},
     "skip_special_tokens": {"flags": ["--skip-special-tokens/--no-skip-special-tokens"]},
     "max_model_len": {"type": int},
@@ -81,6 +87,8 @@ _HINTS = {
     "prompt_logprobs": "0: those of the prompt's tokens alone",
     "bad_words": "may be repeated",
     "allowed_token_ids": "may be repeated",
+    "json_schema": "a file, or JSON that begins with a brace",
+    "guided_choice": "may be repeated",
     "deadline": "6h, 90m, 2d or an ISO 8601 time with zone",
     "tags": "may be repeated",
 }
@@ -147,6 +155,9 @@ def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     for field in ("template", "system"):
         if str(given.get(field, "")).startswith("@"):
             given[field] = _read_text(field, given[field][1:])
+    for field in ("json_schema", "guided_grammar"):
+        if field in given and not str(given[field]).lstrip().startswith("{"):
+            given[field] = _read_text(field, given[field])
     if "tags" in given:
         given["tags"] = dict(_tag(text) for text in given["tags"])
     if "logit_bias" in given:
@@ -161,7 +172,7 @@ def _read_text(field: str, path: str) -> str:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise InvalidSpecError(f"{flag_of(field)} @{path} cannot be read: {reason}", param=field) from None
+        raise InvalidSpecError(f"{flag_of(field)} {path} cannot be read: {reason}", param=field) from None
 
 
 def _tag(text: str) -> tuple[str, str]:

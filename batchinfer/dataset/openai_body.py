@@ -20,7 +20,6 @@ _NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "stream_opt
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,),
     "tools": ([],),
-    "response_format": ({"type": "text"},),
 }
 
 

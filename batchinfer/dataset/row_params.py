@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from batchinfer.dataset.input_schema import is_text, logical_type
 from batchinfer.dataset.nulls import failure
 from batchinfer.dataset.values import value_at
+from batchinfer.guided import GUIDES
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import ErrorCode
 
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 STRUCT_COLUMNS = ("sampling_params", "params")
-ALIASES = {"max_completion_tokens": "max_tokens"}
+ALIASES = {
+    "max_completion_tokens": "max_tokens",
+    "response_format": "json_schema",
+    "guided_json": "json_schema",
+}
 _CACHE_SIZE = 1024
 
 
@@ -34,6 +39,10 @@ def _is_text_or_list(kind: pa.DataType) -> bool:
     return is_text(kind) or _is_list(kind, is_text)
 
 
+def _is_text_list(kind: pa.DataType) -> bool:
+    return _is_list(kind, is_text)
+
+
 def _is_integer_list(kind: pa.DataType) -> bool:
     return _is_list(kind, pa.types.is_integer)
 
@@ -45,14 +54,29 @@ def _is_bias(kind: pa.DataType) -> bool:
     return is_text(kind)
 
 
+def _is_schema(kind: pa.DataType) -> bool:
+    """JSON text, or a struct that is written as JSON."""
+    return is_text(kind) or bool(pa.types.is_struct(kind))
+
+
 # Whole-number parameters may be in a float column too: that is what pandas makes of integers with gaps.
 _MATCHES: dict[str, Callable[[pa.DataType], bool]] = {
     **dict.fromkeys(SamplingParams.model_fields, _is_number),
     **dict.fromkeys(("stop", "bad_words"), _is_text_or_list),
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), _is_integer_list),
     "logit_bias": _is_bias,
+    "json_schema": _is_schema,
+    **dict.fromkeys(("guided_regex", "guided_grammar"), is_text),
+    "guided_choice": _is_text_list,
     **dict.fromkeys(
-        ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "echo", "continue_final_message"),
+        (
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "skip_special_tokens",
+            "echo",
+            "continue_final_message",
+            "retry_truncated",
+        ),
         pa.types.is_boolean,
     ),
 }
@@ -111,6 +135,8 @@ class ParamReader:
         for column in self._structs:
             entries = (value_at(values, column, position) or {}).items()
             chosen |= {ALIASES.get(name, name): value for name, value in entries if value is not None}
+        if "json_schema" in chosen:
+            chosen["json_schema"] = _without_nulls(chosen["json_schema"])
         chosen |= overrides
         return self._build({name: value for name, value in chosen.items() if value is not None})
 
@@ -125,13 +151,24 @@ class ParamReader:
         return params
 
     def _validated(self, chosen: dict[str, Any]) -> SamplingParams:
+        base = self._base
+        if any(name in chosen for name in GUIDES):  # a row's own replaces the job's, of whichever kind that is
+            base = {name: value for name, value in base.items() if name not in GUIDES}
         try:
-            return SamplingParams(**{**self._base, **chosen})
+            return SamplingParams(**{**base, **chosen})
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "sampling parameters"
             given = f" (got {first['input']!r:.80})" if first["loc"] else ""
-            raise failure(ErrorCode.INVALID_PARAMS, f"{where}: {first['msg']}{given}") from None
+            code = ErrorCode.INVALID_SCHEMA if where in GUIDES else ErrorCode.INVALID_PARAMS
+            raise failure(code, f"{where}: {first['msg']}{given}") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """A struct without the fields that are null: Arrow gives every struct all of the column's fields."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return list(map(_without_nulls, value)) if isinstance(value, list) else value
 
 
 def _frozen(value: Any) -> Any:

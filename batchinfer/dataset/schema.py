@@ -67,6 +67,7 @@ OPTIONAL_COLUMNS: dict[str, pa.DataType] = {
     "cumulative_logprob": pa.float64(),
     "prompt_logprobs": LOGPROBS_TYPE,
     "samples": SAMPLES_TYPE,
+    "parsed": pa.large_string(),
     # what decides the row's answer, in 16 bytes; the row that was computed, its tokens and what it cost
     ROW_KEY: pa.binary(16),
     REUSED_FROM: pa.struct(

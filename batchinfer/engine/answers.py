@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from batchinfer.guided import compact
 from batchinfer.types import Completion, ErrorCode, FinishReason, RowError, RowStatus, Usage
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     Ended = tuple[Sequence, FinishReason]
     """A sequence and why it ended."""
 
+TAIL_LENGTH = 60
+"""Characters of a truncated answer that its error quotes."""
+
 
 class AnswerWriter:
     """Writes completions. Values of optional result columns go into ``Completion.extra`` where the row asks for them."""
@@ -27,6 +31,8 @@ class AnswerWriter:
     def completion(self, ended: Sequence_[Ended], usage: Usage, device_ns: int, prompt: str | None) -> Completion:
         """A row that succeeded; ``ended`` are its samples, best first. ``prompt`` is put before each text (``echo``)."""
         (sequence, reason), params = ended[0], ended[0][0].params
+        if cut := next((s for s, _ in ended if _is_truncated(s)), None):
+            return failed(sequence.request_id, _truncated(cut), usage, device_ns, sequence.clamped_max_tokens)
         return Completion(
             request_id=sequence.request_id,
             status=RowStatus.SUCCEEDED,
@@ -36,7 +42,9 @@ class AnswerWriter:
             usage=usage,
             device_ns=device_ns,
             clamped_max_tokens=sequence.clamped_max_tokens,
+            warnings=_warnings([s for s, _ in ended]),
             extra=self._scores(sequence)
+            | _parsed(sequence)
             | self._prompt_scores(ended)
             | ({"samples": self._samples(ended, prompt)} if params.has_samples else {}),
         )
@@ -77,6 +85,34 @@ class AnswerWriter:
 
     def _text(self, token_id: int) -> str:
         return self._detokenizer.token_text(token_id)
+
+
+def _is_truncated(sequence: Sequence) -> bool:
+    """Whether it was to be JSON and is not."""
+    constraint = sequence.constraint
+    return constraint is not None and constraint.is_json and not constraint.is_complete
+
+
+def _truncated(sequence: Sequence) -> RowError:
+    cause = "a stop string or stop token" if sequence.num_remaining_tokens else f"max_tokens ({sequence.max_tokens})"
+    tail = sequence.stop.text[-TAIL_LENGTH:]
+    return RowError(ErrorCode.TRUNCATED_JSON, f"{cause} cut the JSON off; it ends in {tail!r}")
+
+
+def _parsed(sequence: Sequence) -> dict[str, str]:
+    constraint = sequence.constraint
+    if constraint is None or not constraint.is_json:
+        return {}
+    return {"parsed": compact(constraint.text(sequence.output_token_ids))}
+
+
+def _warnings(sequences: Sequence_[Sequence]) -> tuple[str, ...]:
+    """What a reader of guided answers should know."""
+    longer = max((s.max_tokens for s in sequences if s.was_lengthened), default=None)
+    notes = [] if longer is None else [f"retried_truncated:{longer}"]
+    if any(s.constraint is not None and not s.constraint.is_complete for s in sequences):
+        notes.append("guide_incomplete")
+    return tuple(notes)
 
 
 def failed(request_id: str, error: RowError, usage: Usage, device_ns: int, clamped: int | None) -> Completion:

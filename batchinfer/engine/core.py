@@ -6,6 +6,8 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
+from batchinfer.engine.advance import advance
+from batchinfer.engine.constraint import MaskPool
 from batchinfer.engine.metering import split_exactly
 from batchinfer.engine.recovery import Recovery
 from batchinfer.engine.sampler import Sampler, SamplingRow
@@ -70,6 +72,7 @@ class EngineCore:
         self._sampler = sampler
         self._clock = clock
         self._recovery = Recovery(scheduler)
+        self._masks = MaskPool()
         self._rows: dict[str, Row] = {}
         self._ended: list[Completion] = []
         self._condemned: list[Completion] = []  # held back until it is clear that the engine is not to blame
@@ -161,6 +164,7 @@ class EngineCore:
     def close(self) -> None:
         """Drop model and cache."""
         self._runner = None
+        self._masks.close()
 
     def _compute(self) -> None:
         """Schedule, run, charge; then let go of the rows that ended."""
@@ -199,7 +203,8 @@ class EngineCore:
         unscored = Unscored.of(output)
         started = self._clock()
         try:
-            head, scored = self._runner.execute(output.scheduled, kept, unscored.places).split(len(rows))
+            with self._masks.computing([row.constraint for row in rows if row.constraint is not None]):
+                head, scored = self._runner.execute(output.scheduled, kept, unscored.places).split(len(rows))
             computed = self._clock()
             tokens = self._sampler.choose(head, rows)
             scores = [*unscored.scores(scored), *score_answers(head, sampling, tokens)]
@@ -213,7 +218,7 @@ class EngineCore:
         self._count(output)
         for collected, score in scores:
             collected.append(score)
-        outcomes = [(s, _advance(s, token)) for s, token in zip(sampling, tokens, strict=True)]
+        outcomes = [(s, self._advance(s, token)) for s, token in zip(sampling, tokens, strict=True)]
         ended = [(s, outcome) for s, outcome in outcomes if outcome is not None]
         for sequence, outcome in ended:
             if isinstance(outcome, RowError):
@@ -223,6 +228,17 @@ class EngineCore:
             else:
                 self._scheduler.answered(sequence)
         return ended
+
+    def _advance(self, sequence: Sequence, token: int | RowError) -> FinishReason | RowError | None:
+        """Add a sampled token; how the sequence ends, or None while it goes on."""
+        before = sequence.num_output_tokens
+        outcome = advance(sequence, token)
+        if sequence.constraint is not None:
+            num_forced = max(0, sequence.num_output_tokens - before - 1)
+            self._stats.forced_tokens += num_forced
+            self._stats.completion_tokens += num_forced
+            self._scheduler.lengthened(sequence)
+        return outcome
 
     def _recover(self, output: SchedulerOutput, error: Exception) -> Ended:
         """Undo the step; the row to blame, if it is known by now."""
@@ -280,18 +296,3 @@ class EngineCore:
         counter = completion.status.value
         setattr(self._stats, counter, getattr(self._stats, counter) + 1)
         return completion
-
-
-def _advance(sequence: Sequence, token: int | RowError) -> FinishReason | RowError | None:
-    """Add a sampled token; how the sequence ends, or None while it goes on."""
-    if isinstance(token, RowError):
-        return token
-    if sequence.max_tokens == 0:  # only the prompt was wanted
-        return FinishReason.LENGTH
-    try:
-        is_stopped = sequence.append(token)
-    except Exception as error:  # noqa: BLE001 -- text of one row must not break its neighbours
-        return RowError(ErrorCode.ENGINE_ERROR, f"the token could not be added: {type(error).__name__}: {error}")
-    if is_stopped:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if sequence.num_remaining_tokens == 0 else None

@@ -11,6 +11,7 @@ from batchinfer.engine.config import EngineConfig
 from batchinfer.engine.core import EngineCore
 from batchinfer.engine.detokenizer import Detokenizer
 from batchinfer.engine.generate import generate
+from batchinfer.engine.guided import GrammarCompiler
 from batchinfer.engine.ingest import Ingest
 from batchinfer.engine.lengths import LengthHistory
 from batchinfer.engine.model_runner import ModelRunner
@@ -56,6 +57,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool 
         max_model_len=loaded.max_model_len,
         max_kv_tokens=runner.num_blocks * config.block_size,
         seed=config.seed,
+        grammars=GrammarCompiler(loaded.tokenizer, loaded.hf_config.vocab_size, loaded.eos_token_ids),
     )
     sampler = Sampler(loaded.eos_token_ids)
     return EngineCore(runner, scheduler, ingest, sampler, about=runner.about, profile=runner.profile)

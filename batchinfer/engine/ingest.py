@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from batchinfer.engine.chat import ChatRenderer
     from batchinfer.engine.detokenizer import Detokenizer, TextStream
+    from batchinfer.engine.guided import GrammarCompiler, GuidedAnswer
     from batchinfer.sampling_params import SamplingParams
     from batchinfer.types import Request
 
@@ -44,13 +45,16 @@ class Ingest:
         max_model_len: int,
         max_kv_tokens: int,
         seed: int = 0,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """Without ``grammars``, rows that ask for structured output are refused."""
         self._renderer = renderer
         self._detokenizer = detokenizer
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._max_kv_tokens = max_kv_tokens
         self._seed = seed
+        self._grammars = grammars
         self._writer = AnswerWriter(detokenizer)
         self._root = root_hash()
         self._num_sequences = 0
@@ -108,6 +112,10 @@ class Ingest:
     def _sequence(self, request: Request, prompt: list[int], max_tokens: int, seed: int) -> Sequence:
         params = request.params
         self._num_sequences += 1
+        constraint = self._constraint(params)
+        longer = None
+        if params.retry_truncated and constraint is not None and constraint.is_json:
+            longer = self._clamp(len(prompt), 2 * params.max_tokens, is_computed=False)
         return Sequence(
             request_id=request.request_id,
             params=params,
@@ -120,8 +128,19 @@ class Ingest:
             root=self._root,
             stop=StopChecker(params, self._eos_token_ids, self._stream(params)),
             rules=rules_of(params, prompt, self._renderer),
+            constraint=constraint,
+            max_tokens_if_truncated=longer,
             scores=AnswerScores(params.logprobs) if params.has_scores else None,
         )
+
+    def _constraint(self, params: SamplingParams) -> GuidedAnswer | None:
+        """What the answer must look like; a token whose log-probability is wanted is sampled, however forced it is."""
+        guide = params.guide
+        if guide is None:
+            return None
+        if self._grammars is None:
+            raise RowFailure(RowError(ErrorCode.INVALID_SCHEMA, f"{guide.kind}: this engine has no grammars"))
+        return self._grammars.start(guide, jumps=not params.has_scores)
 
     def _echo(self, request: Request, prompt: list[int]) -> str:
         """The prompt's text: as it was given, or what its tokens say."""

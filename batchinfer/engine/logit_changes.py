@@ -38,11 +38,13 @@ def bar(logits: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
 
 def keep_masked(line: torch.Tensor, mask: torch.Tensor) -> None:
     """Set the logits ``[vocab_size]`` of tokens whose bit is not set to -inf; bits that are missing are not set."""
-    words = mask.to(line.device)
-    bits = (words[:, None] >> torch.arange(32, device=line.device, dtype=words.dtype)) & 1
+    if line.device.type == "cpu":
+        known = torch.from_numpy(np.unpackbits(mask.numpy().view(np.uint8), bitorder="little"))[: line.shape[0]]
+    else:
+        words = mask.to(line.device)
+        known = ((words[:, None] >> torch.arange(32, device=line.device, dtype=words.dtype)) & 1).flatten()
     is_barred = torch.ones(line.shape[0], dtype=torch.bool, device=line.device)
-    known = bits.flatten()[: line.shape[0]]
-    is_barred[: len(known)] = known == 0
+    is_barred[: len(known)] = known[: line.shape[0]] == 0
     line.masked_fill_(is_barred, -math.inf)
 
 

@@ -45,7 +45,9 @@ class PrefixCache:
             sequence.block_table.append(block)
             sequence.num_computed_tokens += self._pool.block_size
             if sequence.num_preemptions == 0:  # what it computed itself before a preemption is no hit
-                sequence.num_cached_tokens += self._pool.block_size
+                # nor is what a grammar forces after the prompt
+                left = sequence.num_prompt_tokens + self._pool.block_size - sequence.num_computed_tokens
+                sequence.num_cached_tokens += max(0, min(self._pool.block_size, left))
 
     def shareable(self, sequence: Sequence) -> list[BlockHash]:
         """Hashes of the blocks of a sequence's tokens that others could share: all but the one with the last token."""

@@ -68,8 +68,9 @@ class Row:
         samples = self._all
         params = samples[0].params
         if len(samples) > params.n:
-            # of equals the first: sorting is stable
-            samples = sorted(samples, key=lambda s: -(s.scores.cumulative if s.scores else 0.0))[: params.n]
+            # what is complete comes first; of equals the first: sorting is stable
+            samples = sorted(samples, key=lambda s: (_is_incomplete(s), -(s.scores.cumulative if s.scores else 0.0)))
+            samples = samples[: params.n]
         ended = [(sequence, self._reasons[sequence]) for sequence in samples]
         return self._writer.completion(ended, self._usage(), self.device_ns, self._echo)
 
@@ -78,3 +79,7 @@ class Row:
         first = self._all[0]
         generated = sum(sequence.num_output_tokens for sequence in self._all)
         return Usage(first.num_prompt_tokens, first.num_cached_tokens, generated)
+
+
+def _is_incomplete(sequence: Sequence) -> bool:
+    return sequence.constraint is not None and not sequence.constraint.is_complete

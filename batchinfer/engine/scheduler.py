@@ -140,6 +140,11 @@ class Scheduler:
             self._history.observe(sequence)
         self.finish(sequence)
 
+    def lengthened(self, sequence: Sequence) -> None:
+        """A running sequence may have been given more tokens than it was let in with: look at what it can need."""
+        if sequence in self.running:
+            self.running[sequence] = self.pool.num_blocks_for(sequence.max_kv_tokens)
+
     def schedule(self, only: Collection[Sequence] | None = None) -> SchedulerOutput:
         """Choose the next step's work, among ``only`` these sequences if given.
 

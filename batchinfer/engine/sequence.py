@@ -38,6 +38,9 @@ class Sequence:
     """What the row wants changed in its logits; None for most rows."""
     constraint: TokenConstraint | None = None
     """What says, token after token, which may come next; None where all may."""
+    max_tokens_if_truncated: int | None = None
+    """Tokens to generate at most, once ``max_tokens`` has cut JSON off; None where that is the end."""
+    was_lengthened: bool = False
     scores: AnswerScores | None = None
     prompt_scores: PromptScores | None = None
     """Log-probabilities, where the row asks for them."""
@@ -84,13 +87,26 @@ class Sequence:
         return self.num_prompt_tokens + max(self.max_tokens, 1) - 1
 
     def append(self, token_id: int) -> bool:
-        """Add a generated token; True if the row ends with it (finish reason ``stop``)."""
+        """Add a generated token; True if the row ends with it (finish reason ``stop``).
+
+        A constraint after which nothing may follow ends it, too, whatever ``min_tokens`` and ``ignore_eos`` say.
+        """
         self.token_ids.append(token_id)
         if self.rules is not None:
             self.rules.append(token_id)
-        if self.constraint is not None:
-            self.constraint.accept(token_id)
-        return self.stop.append(token_id)
+        is_over = self.constraint is not None and self.constraint.accept(token_id)
+        return self.stop.append(token_id) or is_over
+
+    def lengthen(self) -> bool:
+        """Where JSON is cut off, allow twice the tokens, once; False if the answer ends here.
+
+        The same tokens would come again if the row began anew: a draw depends on seed and position alone.
+        """
+        most, constraint = self.max_tokens_if_truncated, self.constraint
+        if most is None or most <= self.max_tokens or constraint is None or constraint.is_complete:
+            return False
+        self.max_tokens, self.max_tokens_if_truncated, self.was_lengthened = most, None, True
+        return True
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -36,11 +36,13 @@ class EngineStats:
     padding_tokens: int = 0
     """Rows computed for nothing."""
     prefill_tokens: int = 0
-    """Prompt tokens computed, and tokens computed again after a preemption."""
+    """Prompt tokens computed, tokens computed again after a preemption, and forced ones."""
     decode_tokens: int = 0
     """Tokens computed one a sequence and step, to get the next one."""
     completion_tokens: int = 0
-    """Tokens sampled for finished and unfinished rows."""
+    """Tokens generated for finished and unfinished rows."""
+    forced_tokens: int = 0
+    """Of these, tokens that a grammar left no choice of: computed together, not sampled."""
     batched_tokens_limit: int = 0
     """The token budget of a step now: below the configured one after the memory ran out."""
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
     from batchinfer.dataset.verify import VerifyReport
+    from batchinfer.guided import Guide
     from batchinfer.jobs.changes import JobChanges
     from batchinfer.jobs.dispatch import Dispatcher
     from batchinfer.jobs.money_views import ForecastReport
@@ -220,6 +221,7 @@ class JobService:
     def _check_new(self, spec: JobSpec) -> None:
         if spec.deadline is not None and spec.deadline <= self._now():
             raise InvalidSpecError(f"the deadline {spec.deadline.isoformat()} has passed already", param="deadline")
+        _check_guide(spec.sampling_params().guide)
         assert spec.output is not None
         check_output_is_free(spec.output)
 
@@ -444,6 +446,12 @@ def _bring_up_to_date(engine: Engine, *, is_embedded: bool) -> None:
             f"the database is at revision {found or 'none'}, this program needs {head()}; run `batchinfer db upgrade`",
             code="database_not_migrated",
         )
+
+
+def _check_guide(guide: Guide | None) -> None:
+    """Refuse a job whose schema, expression or grammar no answer can follow. Raises InvalidSpecError."""
+    if guide is not None and (fault := guide.fault()):
+        raise InvalidSpecError(f"{guide.kind}: {fault}", param=guide.kind, code="invalid_schema")
 
 
 def _check_key(key: str | None) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from batchinfer.errors import InvalidSpecError
+from batchinfer.guided import schema_text, single_schema
 from batchinfer.sampling_params import MAX_TOKENS, SamplingParams
 
 if TYPE_CHECKING:
@@ -152,6 +153,13 @@ class JobSpec(BaseModel):
     best_of: int | None = None
     beam_width: int = 1
     length_penalty: float = 1.0
+    json_schema: str | None = None
+    guided_regex: str | None = None
+    guided_choice: tuple[str, ...] = ()
+    guided_grammar: str | None = None
+    retry_truncated: bool = False
+    parsed: bool = False
+    """Add the ``parsed`` column, also where only rows bring schemas; with ``json_schema`` it is there anyway."""
     samples_layout: SamplesLayout = SamplesLayout.LIST
     """``long`` also writes ``OUTPUT.samples.parquet``, with one row a sample."""
 
@@ -187,6 +195,17 @@ class JobSpec(BaseModel):
     @classmethod
     def _one_input_may_be_a_string(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name_for_a_schema(cls, data: object) -> object:
+        """``response_format`` is another name of ``json_schema``."""
+        return single_schema(data)
+
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _schema_is_json(cls, value: object) -> object:
+        return schema_text(value)
 
     @field_validator("stop", "bad_words", mode="before")
     @classmethod
@@ -240,6 +259,7 @@ class JobSpec(BaseModel):
             "row_key": self.reuse_results,
             "reused_from": self.reuse_results,
             "samples": params.has_samples,
+            "parsed": self.parsed or self.json_schema is not None,
         }
         return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 

@@ -10,6 +10,7 @@ from batchinfer.engine.row import sample_seed
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import ErrorCode, Request, RowStatus
 from tests.engine.fakes import answer, drain, make_engine
+from tests.engine.test_constraint import Free
 from tests.engine.test_core import ENGINES, ask, by_id
 
 COLD = {"temperature": 0.01, "seed": 1}
@@ -107,10 +108,7 @@ def test_an_error_of_one_sample_ends_the_row_and_frees_the_others():
     engine.step()
     third = [s for s in engine._scheduler.running if s.request_id == "a"][2]
 
-    class Broken:
-        def mask(self):
-            return None
-
+    class Broken(Free):
         def accept(self, token_id):
             raise ValueError("no such token")
 

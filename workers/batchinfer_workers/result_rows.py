@@ -105,7 +105,7 @@ class ResultRows:
 
     def _left_out(self, completion: Completion) -> tuple[str, ...]:
         """What a row asked for by a column of its own, in a job that has no result column for it."""
-        asked = [name for name in ("logprobs", "prompt_logprobs", "samples") if name in completion.extra]
+        asked = [name for name in ("logprobs", "prompt_logprobs", "samples", "parsed") if name in completion.extra]
         return tuple(f"no_column:{name}" for name in asked if name not in self._columns)
 
     def errored(self, row_index: int, error: RowError, warnings: tuple[str, ...] = ()) -> ResultRow:

@@ -246,3 +246,75 @@ def test_columns_that_only_look_like_parameters_are_data():
 def test_which_columns_override_is_said():
     reader = RowReader(PromptConfig(), pa.schema([("prompt", pa.string()), ("seed", pa.int64())]))
     assert reader.warnings == ("Sampling parameters come from the column(s) 'seed'.",)
+
+
+SCHEMA = {"type": "object", "properties": {"b": {"const": None}, "a": {"type": "integer"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize("column", ["json_schema", "response_format", "guided_json"])
+@pytest.mark.parametrize("value", [SCHEMA, FORMAT], ids=["schema", "format"])
+def test_a_rows_schema_comes_by_any_of_its_names(column, value):
+    """Properties keep their order, a null inside of JSON text stays."""
+    rows = read({"prompt": ["x", "y"], column: [json.dumps(value), None]}, params=SamplingParams(guided_regex="a"))
+    own, jobs = (row.request.params for row in rows)
+    assert json.loads(own.json_schema) == SCHEMA
+    assert list(json.loads(own.json_schema)["properties"]) == ["b", "a"]
+    assert own.guided_regex is None
+    assert (jobs.json_schema, jobs.guided_regex) == (None, "a")
+
+
+def test_a_schema_may_be_a_struct_and_a_row_may_go_without():
+    kind = pa.struct([("type", pa.string()), ("minimum", pa.int64()), ("items", pa.struct([("type", pa.string())]))])
+    structs = pa.array([{"type": "integer", "minimum": 3}, {"type": "array", "items": {"type": "null"}}], kind)
+    rows = read({"prompt": ["x", "y"], "json_schema": structs})
+    assert [json.loads(row.request.params.json_schema) for row in rows] == [
+        {"type": "integer", "minimum": 3}, {"type": "array", "items": {"type": "null"}},
+    ]  # fmt: skip
+    (free,) = read(
+        {"prompt": ["x"], "response_format": ['{"type": "text"}']}, params=SamplingParams(json_schema=SCHEMA)
+    )
+    assert free.request.params.guide is None
+
+
+def test_other_guides_come_in_columns_and_in_a_struct():
+    params = [{"guided_choice": ["a", "b"], "temperature": 1.0}, {"guided_choice": None, "temperature": None}]
+    rows = read({"prompt": ["x", "y"], "guided_regex": [None, "[0-9]"], "sampling_params": params})
+    assert [row.request.params.guide for row in rows] == [("guided_choice", '["a", "b"]'), ("guided_regex", "[0-9]")]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("json_schema", "{", "the schema is not JSON"),
+        ("json_schema", "[1]", "a schema is a JSON object"),
+        (
+            "response_format",
+            '{"type": "json_schema", "json_schema": {"name": "n"}}',
+            "response_format json_schema needs",
+        ),
+        ("guided_regex", "x" * 300_000, "262144"),
+    ],
+)
+def test_what_is_no_schema_is_an_error_row(column, value, words):
+    bad, good = read({"prompt": ["x", "y"], column: [value, None]})
+    assert bad.error.code is ErrorCode.INVALID_SCHEMA
+    assert words in bad.error.message
+    assert good.request is not None
+
+
+def test_a_row_follows_one_guide():
+    (row,) = read({"prompt": ["x"], "guided_regex": ["a"], "json_schema": ["{}"]})
+    assert row.error.code is ErrorCode.INVALID_PARAMS
+    assert "exclude each other" in row.error.message
+
+
+def test_an_openai_body_asks_for_a_format():
+    from batchinfer.dataset.openai_body import body_params
+
+    assert body_params({"response_format": {"type": "text"}}) == {"json_schema": {"type": "text"}}
+    params = SamplingParams(**body_params({"response_format": FORMAT}))
+    assert json.loads(params.json_schema) == SCHEMA
+    assert (
+        SamplingParams(**body_params({"response_format": {"type": "json_object"}})).json_schema == '{"type":"object"}'
+    )
