@@ -109,11 +109,18 @@ def print_status(view: JobView) -> None:
             ("cost", _cost(view)),
             ("reused", _reused(view)),
             ("drift", _drift(view)),
-            ("deadline", view.deadline.isoformat() if view.deadline else ""),
+            ("deadline", _deadline(view)),
             *(("warning", one_line(warning)) for warning in view.warnings),
             ("next", _next_step(view)),
         ]
     )
+
+
+def _deadline(view: JobView) -> str:
+    if view.deadline is None:
+        return ""
+    chance = view.progress.deadline_probability
+    return view.deadline.isoformat() + ("" if chance is None else f"  (in time with a probability of {chance:.0%})")
 
 
 def _tokens(view: JobView) -> str:

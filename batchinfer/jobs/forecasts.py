@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, select, update
 
 from batchinfer.db.tables import Attempt, ForecastRow, LedgerEntry, Worker
+from batchinfer.jobs.deadlines import chance_in_time
 from batchinfer.jobs.ledger_base import LedgerBase, insert_once
 from batchinfer.jobs.predict import Observation
 from batchinfer.jobs.prices import device_kinds
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from batchinfer.jobs.records import JobRecord
     from batchinfer.jobs.spec import JobSpec
+    from batchinfer.jobs.speed import Speed
 
 MAX_PAST = 50
 """Past jobs that are learnt from, the latest."""
@@ -117,6 +119,13 @@ class Forecasts(LedgerBase):
             return None if row is None else (row.predicted, None if row.outcome is None else _outcome(row))
 
         return self._read(work)
+
+    def deadline_chance(self, job: JobRecord, speed: Speed, now: datetime) -> float | None:
+        """How likely a job finishes in time, see :func:`~batchinfer.jobs.deadlines.chance_in_time`."""
+        if job.deadline_at is None or job.finished_at is not None:
+            return None
+        found = None if speed.eta_seconds else self.forecast_of(job.id)
+        return chance_in_time(job, speed, None if found is None else found[0], now)
 
     def past_of(self, tenant_id: str, spec: JobSpec) -> Past:
         """Outcomes of a tenant's earlier jobs that are like this one."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from batchinfer.jobs.tenants import TenantRecord
 
 
-def job_view(job: JobRecord, speed: Speed) -> JobView:
+def job_view(job: JobRecord, speed: Speed, chance: float | None = None) -> JobView:
     """The view of one job."""
     return JobView(
         id=job.id,
@@ -55,7 +55,7 @@ def job_view(job: JobRecord, speed: Speed) -> JobView:
         output=output_of(job),
         rows=_row_counts(job),
         usage=token_usage(job.usage),
-        progress=_progress(job, speed),
+        progress=_progress(job, speed, chance),
         cost=_cost_so_far(job),
         reuse=_reuse(job),
         drift=_drift(job),
@@ -93,12 +93,13 @@ def _row_counts(job: JobRecord) -> RowCounts:
     return RowCounts(total=job.num_rows, remaining=remaining, **job.counts.as_dict())
 
 
-def _progress(job: JobRecord, speed: Speed) -> Progress:
+def _progress(job: JobRecord, speed: Speed, chance: float | None) -> Progress:
     return Progress(
         fraction=None if not job.num_rows else job.counts.total / job.num_rows,
         rows_per_second=_rounded(speed.rows_per_second),
         tokens_per_second=_rounded(speed.tokens_per_second),
         eta_seconds=_rounded(speed.eta_seconds),
+        deadline_probability=_rounded(chance),
     )
 
 

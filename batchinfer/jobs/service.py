@@ -232,7 +232,9 @@ class JobService:
 
     def view(self, job: JobRecord) -> JobView:
         """How a job stands, out of its record."""
-        return job_view(job, measure_speed(self.engine, job, self._now()))
+        now = self._now()
+        speed = measure_speed(self.engine, job, now)
+        return job_view(job, speed, self.ledger.deadline_chance(job, speed, now))
 
     def get(self, job_id: str) -> JobView:
         """How a job stands. Raises NotFoundError."""

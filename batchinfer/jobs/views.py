@@ -55,6 +55,8 @@ class Progress(View):
     """Generated tokens a second, over all workers."""
     eta_seconds: float | None
     """Time to the end at this speed."""
+    deadline_probability: float | None = None
+    """That the last row ends before the deadline, 0 to 1; None without a deadline, or where no speed is known yet."""
 
 
 class CostSoFar(View):

@@ -193,6 +193,7 @@ def test_the_owner_is_not_told_that_nothing_is_there(app, service, red):
                     ("PATCH", "/v1/tenants/{tenant}"),
                     ("DELETE", "/v1/budgets/{tenant}"),
                     ("GET", "/v1/jobs/{job_id}/verify"),
+                    ("GET", "/v1/jobs/{job_id}/forecast"),
                 }
                 status = ask(client, method, path, names, red).status_code
                 assert status not in (401, 403, 404) or (method, path) in may_miss, (method, path)
