@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from batchinfer.jobs.tenants import TENANT_ID
+from batchinfer.jobs.tenants import MAX_WEIGHT, MIN_WEIGHT, TENANT_ID
 from batchinfer.jobs.views import JobView, View
 
 
@@ -38,6 +38,7 @@ class RetryBody(Body):
 Text = Annotated[str, Field(max_length=200)]
 Root = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$")]
 Roots = Annotated[tuple[Root, ...], Field(max_length=100)]
+Weight = Annotated[float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT)]
 TEN_YEARS = 10 * 366 * 86400
 
 
@@ -76,6 +77,8 @@ class TenantBody(Body):
     input_roots: Roots = ()
     """Folders or URIs below which inputs must lie; none: as the installation says."""
     output_roots: Roots = ()
+    weight: Weight = 1.0
+    """Its share of the workers while others have work, too: 2 gets twice as much as 1."""
 
 
 class TenantChanges(Body):
@@ -84,6 +87,7 @@ class TenantChanges(Body):
     name: Text | None = None
     input_roots: Roots | None = None
     output_roots: Roots | None = None
+    weight: Weight | None = None
     disabled: bool | None = None
     """True: its keys are refused."""
 

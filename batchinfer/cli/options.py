@@ -72,6 +72,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "priority": {"type": int},
     "deadline": {"metavar": "TIME"},
     "budget_usd": {"flags": ["--budget"], "metavar": "USD"},
+    "pool": {"metavar": "NAME"},
+    "device_kind": {"metavar": "NAME"},
     "max_attempts": {"type": int},
     "name": {"metavar": "TEXT"},
     "tags": {"flags": ["--tag"], "multiple": True, "metavar": "KEY=VALUE"},

@@ -8,9 +8,6 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer, Text
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-FAR_FUTURE = datetime(9999, 12, 31, tzinfo=UTC)
-"""Stands for "never" in a sort key, so that rows without a deadline sort last on both databases."""
-
 
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware UTC datetime with microseconds.

@@ -4,7 +4,7 @@ Where to read what:
 
 - ``ledger_jobs``: submit; look up jobs, shards, parts, attempts, events, row errors
 - ``ledger_steps``, ``ledger_planning``: lease and finish planning and finalizing
-- ``ledger_leases``: lease a shard, heartbeat
+- ``ledger_leases``: lease a shard, heartbeat; ``lease_order``: which one; ``pressure``: deadlines in danger
 - ``ledger_endings``: release, fail, reap; ``isolation`` finds the row that kills engines
 - ``ledger_commits``: parts and shards
 - ``ledger_progress``: how far rows are that have not ended; the model they run on; what the sentinel found
@@ -28,6 +28,7 @@ from batchinfer.jobs.ledger_jobs import Jobs
 from batchinfer.jobs.ledger_planning import Planning
 from batchinfer.jobs.ledger_progress import Progress
 from batchinfer.jobs.ledger_workers import Workers
+from batchinfer.jobs.pressure import Pressure
 from batchinfer.jobs.prices import Prices
 from batchinfer.jobs.reuse import KeyIndexes
 
@@ -41,6 +42,7 @@ class Ledger(
     Progress,
     Control,
     Changes,
+    Pressure,
     Workers,
     Files,
     Batches,

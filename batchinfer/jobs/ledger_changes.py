@@ -6,12 +6,12 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
-from batchinfer.db.tables import Job, Shard
-from batchinfer.db.types import FAR_FUTURE
+from batchinfer.db.tables import Job, JobTag, Shard
 from batchinfer.errors import ConflictError, InvalidSpecError, PreconditionError
 from batchinfer.jobs.ledger_base import LedgerBase
+from batchinfer.jobs.ledger_jobs import add_tags
 from batchinfer.jobs.ledger_rows import job_record
 from batchinfer.jobs.status import JobState, ShardState
 
@@ -55,6 +55,9 @@ class Changes(LedgerBase):
             _check(job, changes, now)
             if changes:
                 connection.execute(update(Job).where(Job.id == job_id).values(dict(changes)))
+                if "tags" in changes:
+                    connection.execute(delete(JobTag).where(JobTag.job_id == job_id))
+                    add_tags(connection, job_id, job.tenant_id, changes["tags"])
                 _change_shards(connection, job_id, changes)
                 self._tell(connection, job_id, now, "changed", fields=sorted(changes))
                 self._hold_if_spent(connection, job_id, now)
@@ -78,7 +81,8 @@ def _change_shards(connection: Connection, job_id: str, changes: Mapping[str, An
     if "priority" in changes:
         values["rank"] = -changes["priority"]
     if "deadline_at" in changes:
-        values["deadline_key"] = changes["deadline_at"] or FAR_FUTURE
+        # whoever looks after deadlines says anew whether it is in danger
+        values["pressure"] = 0
     if values:
         is_open = (Shard.job_id == job_id) & (Shard.state != ShardState.COMMITTED)
         connection.execute(update(Shard).where(is_open).values(values))

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select, update
 
 from batchinfer.db.tables import HAS_OPEN_DEADLINE, Job, Shard
-from batchinfer.db.types import FAR_FUTURE
 from batchinfer.errors import ConflictError
+from batchinfer.jobs.lease_order import EVERYONE, rejoin
 from batchinfer.jobs.ledger_base import LedgerBase
 from batchinfer.jobs.ledger_endings import IN_ORDER
-from batchinfer.jobs.ledger_leases import EVERYONE
 from batchinfer.jobs.ledger_rows import STATUS_COLUMNS, job_record, row_counts
 from batchinfer.jobs.spending import tenant_overspend
 from batchinfer.jobs.status import HELD, RUNNABLE, JobState, ShardState
@@ -78,6 +77,8 @@ class Control(LedgerBase):
             changes = {"budget_nanos": budget, "error_code": None, "error_message": None, "finished_at": None}
             self._set_state(connection, job, _resumed_state(job), now, **changes)
             _forgive_shards(connection, job_id)
+            if job.closing is None:
+                rejoin(connection, job, Shard.state != ShardState.COMMITTED, now)
             self._set_queue(connection, job_id, job.model if job.closing is None else EVERYONE)
             return job_record(self._lock_job(connection, job_id))
 
@@ -152,11 +153,12 @@ class Control(LedgerBase):
         rows_to_run = reduce(add, (getattr(Shard, STATUS_COLUMNS[status]) for status in statuses))
         generation = job.retry_generation + 1
         deadline = job.deadline_at if job.deadline_at is not None and job.deadline_at > now else None
+        rejoin(connection, job, rows_to_run > 0, now)
         num_shards = connection.execute(
             update(Shard)
             .where(Shard.job_id == job.id, rows_to_run > 0)
             .values(
-                state=ShardState.PENDING, queue=job.model, turn=IN_ORDER, deadline_key=deadline or FAR_FUTURE,
+                state=ShardState.PENDING, queue=job.model, turn=IN_ORDER, pressure=0,
                 generation=generation, retry_statuses=list(statuses), todo_rows=rows_to_run, done_rows=0,
                 num_failures=0, num_faults=0, probe_rows=None, poisoned_rows=[],
             )

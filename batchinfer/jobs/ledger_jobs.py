@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
-from batchinfer.db.tables import Attempt, Job, JobEventRow, Part, RowErrorRow, Shard
+from batchinfer.db.tables import Attempt, Job, JobEventRow, JobTag, Part, RowErrorRow, Shard
 from batchinfer.errors import ConflictError
 from batchinfer.jobs.caller import DEFAULT_TENANT
 from batchinfer.jobs.ids import new_job_id
@@ -23,10 +23,10 @@ from batchinfer.jobs.status import AttemptState, JobState, ShardState
 from batchinfer.money import usd_to_nanos
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
 
-    from sqlalchemy import Connection, Row
+    from sqlalchemy import Connection, Row, Select
 
     from batchinfer.jobs.caller import Caller
     from batchinfer.jobs.leases import RowErrorSample
@@ -82,6 +82,7 @@ class Jobs(LedgerBase):
         created = insert_once(connection, Job, values | {"created_at": now})
         if created:
             cls._tell(connection, values["id"], now, "submitted", model=values["model"])
+            add_tags(connection, values["id"], values.get("tenant_id", DEFAULT_TENANT), values["tags"])
         return created
 
     def get_job(self, job_id: str, caller: Caller | None = None) -> JobRecord:
@@ -99,21 +100,15 @@ class Jobs(LedgerBase):
         state: JobState | None = None,
         model: str | None = None,
         name: str | None = None,
+        tag: tuple[str, str] | None = None,
+        tenant: str | None = None,
         limit: int = 50,
         after: str | None = None,
     ) -> list[JobRecord]:
         """Newest first, what the caller may see; ``after`` is the last id of the page before."""
-        query = select(Job).order_by(Job.id.desc()).limit(limit)
-        if caller is not None:
-            query = caller.only(query, Job.tenant_id)
-        if state is not None:
-            query = query.where(Job.state == state)
-        if model is not None:
-            query = query.where(Job.model == model)
-        if name is not None:
-            query = query.where(Job.name == name)
-        if after is not None:
-            query = query.where(Job.id < after)
+        query = list_statement(
+            caller=caller, state=state, model=model, name=name, tag=tag, tenant=tenant, limit=limit, after=after
+        )
         return [job_record(row) for row in self._rows(query)]
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[JobEvent]:
@@ -169,6 +164,44 @@ class Jobs(LedgerBase):
             return list(connection.execute(query))
 
         return self._read(work)
+
+
+def add_tags(connection: Connection, job_id: str, tenant: str, tags: Mapping[str, str]) -> None:
+    """Note a new job's tags, or those of a job that has none, where jobs are looked up by them."""
+    rows = [{"job_id": job_id, "key": key, "value": value, "tenant_id": tenant} for key, value in tags.items()]
+    if rows:
+        connection.execute(insert(JobTag), rows)
+
+
+def list_statement(
+    *,
+    caller: Caller | None = None,
+    state: JobState | None = None,
+    model: str | None = None,
+    name: str | None = None,
+    tag: tuple[str, str] | None = None,
+    tenant: str | None = None,
+    limit: int = 50,
+    after: str | None = None,
+) -> Select[Any]:
+    """A page of jobs, newest first. Each filter has an index that ends with the id: a page is read, not sorted."""
+    # a tag's rows are walked in the order of their ids, which are the jobs'
+    order = Job.id if tag is None else JobTag.job_id
+    owner = Job.tenant_id if tag is None else JobTag.tenant_id
+    query = select(Job).order_by(order.desc()).limit(limit)
+    if tag is not None:
+        query = query.join(JobTag, JobTag.job_id == Job.id).where(JobTag.key == tag[0], JobTag.value == tag[1])
+    if caller is not None:
+        query = caller.only(query, owner)
+    if tenant is not None:
+        query = query.where(owner == tenant)
+    if state is not None:
+        query = query.where(Job.state == state)
+    if model is not None:
+        query = query.where(Job.model == model)
+    if name is not None:
+        query = query.where(Job.name == name)
+    return query if after is None else query.where(order < after)
 
 
 def stored_key(tenant: str, key: str | None) -> str | None:

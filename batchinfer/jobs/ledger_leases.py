@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Update, and_, case, insert, or_, select, true, update
-from sqlalchemy.orm import aliased
+from sqlalchemy import case, insert, select, update
 
-from batchinfer.db.tables import CLAIMABLE, Attempt, BudgetRow, Job, Shard
+from batchinfer.db.tables import Attempt, BudgetRow, Job
 from batchinfer.errors import FencedError
+from batchinfer.jobs.lease_order import ANYTHING, EVERYONE, Offer, charge, claim_statement
 from batchinfer.jobs.leases import HeartbeatReply, Lease
 from batchinfer.jobs.ledger_endings import Endings
 from batchinfer.jobs.ledger_rows import job_record, shard_record
 from batchinfer.jobs.prices import hourly_price
 from batchinfer.jobs.spending import tenant_overspend, tenant_overspend_of_job
-from batchinfer.jobs.status import HELD, RUNNABLE, Action, AttemptState, JobState, LeaseMode, ShardState
+from batchinfer.jobs.status import HELD, RUNNABLE, Action, AttemptState, JobState, LeaseMode
 from batchinfer.types import RowStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlalchemy import Connection, Row
-
-EVERYONE = ""
-"""The queue of shards that need no engine any more: any worker may close them."""
 
 
 class _Overspent(Exception):  # noqa: N818 -- no error, a way out of a transaction
@@ -44,30 +42,41 @@ class Leases(Endings):
         *,
         models: Sequence[str] | None = None,
         job_id: str | None = None,
+        offer: Offer = ANYTHING,
         lease_seconds: float = 60.0,
     ) -> Lease | None:
-        """Lease the best shard there is for these models (None: any); shards to be closed match every worker.
+        """Lease the best shard there is; ``models`` and ``job_id`` narrow the ``offer`` down.
 
-        With ``job_id``, only that job's shards are leased.
+        Shards to be closed match every worker.
 
-        Order: shards whose lease expired or failed, then priority, deadline, job age, shard index.
+        Order: shards whose lease expired or failed, then deadlines in danger, then priority; then what the worker would
+        rather do; then the tenant that was served least for its weight; then the turns of its jobs, see
+        :mod:`~batchinfer.jobs.lease_order`.
 
         Raises:
             NotFoundError: the worker is not registered.
         """
         self.reap_expired()
+        wanted = offer
+        if models is not None:
+            wanted = replace(wanted, models=tuple(models))
+        if job_id is not None:
+            wanted = replace(wanted, job_id=job_id)
 
         def work(connection: Connection, now: datetime) -> Lease | None:
             price = hourly_price(connection, worker_id, now)
-            shard = connection.execute(claim_statement(now, models, job_id)).one_or_none()
+            shard = connection.execute(claim_statement(now, wanted, dialect=connection.dialect.name)).one_or_none()
             if shard is None:
                 return None
             if tenant_overspend_of_job(connection, shard.job_id, now):
                 raise _Overspent(shard.job_id)
-            return _open_attempt(
+            lease = _open_attempt(
                 connection, now, job=self._start_job(connection, shard.job_id, now), shard=shard,
                 worker_id=worker_id, nanos_per_hour=price, lease_seconds=lease_seconds,
             )  # fmt: skip
+            if shard.queue != EVERYONE:
+                charge(connection, shard, now)
+            return lease
 
         while True:
             try:
@@ -143,30 +152,6 @@ class Leases(Endings):
         if job is not None:
             self._start(connection, job, now)
         return connection.execute(select(Job).where(Job.id == job_id)).one()
-
-
-def claim_statement(now: datetime, models: Sequence[str] | None, job_id: str | None = None) -> Update:
-    """The one statement that claims a shard. Two workers never get the same.
-
-    The condition repeats the partial index's, so that the first match in index order ends the search.
-    """
-    candidate = aliased(Shard)
-    is_due = or_(candidate.retry_at.is_(None), candidate.retry_at <= now)
-    fits = true() if models is None else candidate.queue.in_([*models, EVERYONE])
-    is_of_job = true() if job_id is None else candidate.job_id == job_id
-    best = (
-        select(candidate.id)
-        .where(and_(CLAIMABLE, is_due, fits, is_of_job))
-        .order_by(candidate.turn, candidate.rank, candidate.deadline_key, candidate.job_id, candidate.shard_index)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
-    return (
-        update(Shard)
-        .where(Shard.id == best.scalar_subquery())
-        .values(state=ShardState.LEASED, num_attempts=Shard.num_attempts + 1, retry_at=None)
-        .returning(Shard)
-    )
 
 
 def closing_status(job: Row[Any], now: datetime) -> RowStatus | None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import insert
 
 from batchinfer.db.tables import Shard
-from batchinfer.db.types import FAR_FUTURE
+from batchinfer.jobs.lease_order import RUN_LENGTH, join
 from batchinfer.jobs.ledger_rows import job_record
 from batchinfer.jobs.ledger_steps import Steps
+from batchinfer.jobs.needs import needs_of
 from batchinfer.jobs.status import JobState, ShardState
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Planning(Steps):
 
         def work(connection: Connection, now: datetime) -> JobRecord:
             job = self._fence_step(connection, job_id, token, JobState.VALIDATING)
-            num_shards = _insert_shards(connection, job, num_rows, shards)
+            num_shards = _insert_shards(connection, job, num_rows, shards, now)
             self._set_state(
                 connection, job, JobState.QUEUED if num_shards else JobState.FINALIZING, now,
                 num_rows=num_rows, num_shards=num_shards, open_shards=num_shards, fingerprint=dict(fingerprint),
@@ -64,24 +65,35 @@ class Planning(Steps):
         return self._write(work, again=False)
 
 
-def _insert_shards(connection: Connection, job: Row[Any], num_rows: int, shards: Iterable[ShardPlan]) -> int:
+def _insert_shards(
+    connection: Connection, job: Row[Any], num_rows: int, shards: Iterable[ShardPlan], now: datetime
+) -> int:
     num_shards = 0
-    rows = _shard_rows(job, num_rows, shards)
+    needs = needs_of(job.spec.get("pool"), job.spec.get("device_kind"))
+    first_key = join(connection, tenant=job.tenant_id, queue=job.model, needs=needs, rank=-job.priority, now=now)
+    rows = _shard_rows(job, num_rows, shards, needs=needs, first_key=first_key)
     while batch := list(islice(rows, BATCH)):
         connection.execute(insert(Shard), batch)
         num_shards += len(batch)
     return num_shards
 
 
-def _shard_rows(job: Row[Any], num_rows: int, shards: Iterable[ShardPlan]) -> Iterator[dict[str, Any]]:
+def _shard_rows(
+    job: Row[Any], num_rows: int, shards: Iterable[ShardPlan], *, needs: str, first_key: int
+) -> Iterator[dict[str, Any]]:
     """Check that the shards tile the input, and yield their rows."""
     next_row = 0
+    fair_key = next_key = first_key
     for index, shard in enumerate(shards):
         if shard.index != index or shard.row_start != next_row or shard.row_end <= next_row:
             raise ValueError(f"shard {shard} should have index {index} and begin at row {next_row}")
         next_row = shard.row_end
+        if index % RUN_LENGTH == 0:
+            fair_key = next_key
+        next_key += max(1, shard.est_tokens)
         yield {
             "job_id": job.id,
+            "tenant_id": job.tenant_id,
             "shard_index": index,
             "row_start": shard.row_start,
             "row_end": shard.row_end,
@@ -90,7 +102,8 @@ def _shard_rows(job: Row[Any], num_rows: int, shards: Iterable[ShardPlan]) -> It
             "state": ShardState.PENDING,
             "queue": job.model,
             "rank": -job.priority,
-            "deadline_key": job.deadline_at or FAR_FUTURE,
+            "needs": needs,
+            "fair_key": fair_key,
             "todo_rows": shard.row_end - shard.row_start,
         }
     if next_row != num_rows:

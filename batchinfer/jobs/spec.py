@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from batchinfer.errors import InvalidSpecError
 from batchinfer.guided import schema_text, single_schema
+from batchinfer.jobs.needs import POOL_NAME
 from batchinfer.sampling_params import MAX_TOKENS, SamplingParams
 
 if TYPE_CHECKING:
@@ -188,6 +189,10 @@ class JobSpec(BaseModel):
     """Rows not started by then end as ``expired``."""
     budget_usd: Annotated[Decimal | None, Field(gt=0, max_digits=18, decimal_places=9)] = None
     """Stop before the next dispatch once this much metered cost is reached."""
+    pool: Annotated[str | None, Field(pattern=f"^{POOL_NAME}$")] = None
+    """Pool of workers that runs it; None is the pool ``default``."""
+    device_kind: Annotated[str | None, Field(pattern=f"^{POOL_NAME}$")] = None
+    """Kind of hardware that it needs, such as ``cuda`` or ``h200``; None is any."""
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     """Attempts of a shard before the row that ends them is looked for."""
 

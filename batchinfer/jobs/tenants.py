@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row
 
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 1000.0
 TENANT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,39}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class TenantRecord:
-    """A tenant. Roots that are empty are those of the installation."""
+    """A tenant. Roots that are empty are those of the installation; ``weight`` is its share of busy workers."""
 
     id: str
     name: str | None = None
     input_roots: tuple[str, ...] = ()
     output_roots: tuple[str, ...] = ()
+    weight: float = 1.0
     created_at: datetime | None = None
     """None: the default tenant, which nobody has made."""
     disabled_at: datetime | None = None
@@ -39,7 +41,7 @@ class TenantRecord:
 
 def _record(row: Row[Any]) -> TenantRecord:
     return TenantRecord(
-        row.id, row.name, tuple(row.input_roots), tuple(row.output_roots), row.created_at, row.disabled_at
+        row.id, row.name, tuple(row.input_roots), tuple(row.output_roots), row.weight, row.created_at, row.disabled_at
     )
 
 
@@ -79,6 +81,7 @@ class Tenants(LedgerBase):
         name: str | None = None,
         input_roots: Sequence[str] = (),
         output_roots: Sequence[str] = (),
+        weight: float = 1.0,
     ) -> TenantRecord:
         """Make a tenant. Raises ForbiddenError, ConflictError, InvalidSpecError."""
         caller.check_platform_admin()
@@ -86,7 +89,8 @@ class Tenants(LedgerBase):
             raise InvalidSpecError(
                 f"tenant {tenant[:60]!r} is not 1 to 40 of a-z, 0-9 and -, such as search-team", param="tenant"
             )
-        values = {"id": tenant, "name": name, "input_roots": list(input_roots), "output_roots": list(output_roots)}
+        roots = {"input_roots": list(input_roots), "output_roots": list(output_roots)}
+        values = {"id": tenant, "name": name, "weight": _checked_weight(weight), **roots}
 
         def work(connection: Connection, now: datetime) -> TenantRecord:
             is_new = _insert(connection, values | {"created_at": now})
@@ -104,9 +108,10 @@ class Tenants(LedgerBase):
         name: str | None = None,
         input_roots: Sequence[str] | None = None,
         output_roots: Sequence[str] | None = None,
+        weight: float | None = None,
         is_disabled: bool | None = None,
     ) -> TenantRecord:
-        """Change what is given. Raises ForbiddenError, NotFoundError."""
+        """Change what is given. Raises ForbiddenError, NotFoundError, InvalidSpecError."""
         caller.check_platform_admin()
         values: dict[str, Any] = {}
         if name is not None:
@@ -115,6 +120,8 @@ class Tenants(LedgerBase):
             values["input_roots"] = list(input_roots)
         if output_roots is not None:
             values["output_roots"] = list(output_roots)
+        if weight is not None:
+            values["weight"] = _checked_weight(weight)
 
         def work(connection: Connection, now: datetime) -> TenantRecord:
             found = find_tenant(connection, tenant)
@@ -126,6 +133,12 @@ class Tenants(LedgerBase):
             return find_tenant(connection, tenant)
 
         return self._write(work)
+
+
+def _checked_weight(weight: float) -> float:
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise InvalidSpecError(f"a weight is between {MIN_WEIGHT:g} and {MAX_WEIGHT:g}", param="weight")
+    return weight
 
 
 def _insert(connection: Connection, values: dict[str, Any]) -> bool:

@@ -364,6 +364,8 @@ class TenantView(View):
     input_roots: list[str]
     """Inputs must lie below one of these; none: as the installation says."""
     output_roots: list[str]
+    weight: float
+    """Its share of the workers while others have work, too."""
     created_at: datetime | None
     """None: the default tenant, which nobody has made."""
     disabled_at: datetime | None

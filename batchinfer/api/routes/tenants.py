@@ -49,7 +49,12 @@ def list_tenants(
 def add_tenant(service: PlatformService, body: TenantBody) -> TenantView:
     """Add a tenant."""
     record = service.tenants.add(
-        service.caller, body.id, name=body.name, input_roots=body.input_roots, output_roots=body.output_roots
+        service.caller,
+        body.id,
+        name=body.name,
+        input_roots=body.input_roots,
+        output_roots=body.output_roots,
+        weight=body.weight,
     )
     return tenant_view(record)
 
@@ -70,6 +75,7 @@ def change_tenant(service: Service, tenant: TenantId, body: TenantChanges) -> Te
         name=body.name,
         input_roots=body.input_roots,
         output_roots=body.output_roots,
+        weight=body.weight,
         is_disabled=body.disabled,
     )
     return tenant_view(record)

@@ -14,6 +14,7 @@ from batchinfer.db.tables.jobs import (
     Attempt,
     Job,
     JobEventRow,
+    JobTag,
     LedgerEntry,
     Part,
     PriceRow,
@@ -24,7 +25,7 @@ from batchinfer.db.tables.jobs import (
 from batchinfer.db.tables.money import BudgetRow, DevicePriceRow, ForecastRow, UsageRow
 from batchinfer.db.tables.reuse import KeyIndexRow
 from batchinfer.db.tables.schedules import ScheduleRow, ScheduleRunRow
-from batchinfer.db.tables.tenants import ApiKeyRow, TenantRow
+from batchinfer.db.tables.tenants import ApiKeyRow, TenantRow, TenantService
 from batchinfer.db.tables.webhooks import WebhookDeliveryRow, WebhookMessageRow, WebhookRow
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "ForecastRow",
     "Job",
     "JobEventRow",
+    "JobTag",
     "KeyIndexRow",
     "LedgerEntry",
     "Part",
@@ -54,6 +56,7 @@ __all__ = [
     "Shard",
     "StoredFile",
     "TenantRow",
+    "TenantService",
     "UsageRow",
     "WebhookDeliveryRow",
     "WebhookMessageRow",

@@ -11,7 +11,7 @@ from sqlalchemy import CheckConstraint, ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from batchinfer.db.tables.base import Base
-from batchinfer.db.types import FAR_FUTURE, BigId, SafeText
+from batchinfer.db.types import BigId, SafeText
 
 # Partial indexes: a statement must repeat the condition word for word, with literals, for SQLite to use the index.
 CLAIMABLE = text("state = 'pending' AND queue IS NOT NULL")
@@ -96,7 +96,27 @@ class Job(CountedRows, CountedWork, Base):
         Index("ix_jobs_state", "state", "id"),
         Index("ix_jobs_tenant_id", "tenant_id", "id"),
         Index("ix_jobs_tenant_id_state", "tenant_id", "state", "id"),
+        Index("ix_jobs_model", "model", "id"),
+        Index("ix_jobs_name", "name", "id"),
+        Index("ix_jobs_tenant_id_model", "tenant_id", "model", "id"),
+        Index("ix_jobs_tenant_id_name", "tenant_id", "name", "id"),
         CheckConstraint("open_shards >= 0", name="open_shards"),
+    )
+
+
+class JobTag(Base):
+    """One tag of a job, to look jobs up by; ``jobs.tags`` has the same."""
+
+    __tablename__ = "job_tags"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[str]
+    tenant_id: Mapped[str] = mapped_column(String(40))
+
+    __table_args__ = (
+        Index("ix_job_tags_key", "key", "value", "job_id"),
+        Index("ix_job_tags_tenant_id", "tenant_id", "key", "value", "job_id"),
     )
 
 
@@ -104,13 +124,16 @@ class Shard(CountedRows, Base):
     """A row range ``[row_start, row_end)`` of a job, leased and committed as one.
 
     ``queue`` says who may lease it: a model's name, the empty string for everyone (only closing is left), NULL for no
-    one (the job is held); after a fault nobody before ``retry_at``. ``turn``, ``rank`` (minus the priority) and ``deadline_key`` are the order of leasing.
+    one (the job is held); after a fault nobody before ``retry_at``. ``needs`` is the pool and the kind of hardware that the
+    job asks for. ``turn``, ``pressure`` (of its deadline), ``rank`` (minus the priority) and ``fair_key`` (where it stands
+    among its tenant's jobs) are the order of leasing; lower is earlier.
     """
 
     __tablename__ = "shards"
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    tenant_id: Mapped[str] = mapped_column(String(40), server_default="default")
     shard_index: Mapped[int]
     row_start: Mapped[int]
     row_end: Mapped[int]
@@ -118,9 +141,11 @@ class Shard(CountedRows, Base):
     model: Mapped[str]
     state: Mapped[str] = mapped_column(String(20))
     queue: Mapped[str | None]
+    needs: Mapped[str] = mapped_column(default="", server_default=text("''"))
     turn: Mapped[int] = mapped_column(default=1)
+    pressure: Mapped[int] = mapped_column(default=0, server_default="0")
     rank: Mapped[int]
-    deadline_key: Mapped[datetime] = mapped_column(default=FAR_FUTURE)
+    fair_key: Mapped[int] = mapped_column(default=0, server_default="0")
     generation: Mapped[int] = mapped_column(default=0)
     retry_statuses: Mapped[list[Any]] = mapped_column(default=list)
     todo_rows: Mapped[int]
@@ -139,10 +164,10 @@ class Shard(CountedRows, Base):
     __table_args__ = (
         Index(
             "ix_shards_claim",
-            "turn", "rank", "deadline_key", "job_id", "shard_index",
+            "queue", "needs", "tenant_id", "turn", "pressure", "rank", "fair_key", "job_id", "shard_index",
             sqlite_where=CLAIMABLE, postgresql_where=CLAIMABLE,
         ),
-        Index("ix_shards_queue", "queue", "model", sqlite_where=CLAIMABLE, postgresql_where=CLAIMABLE),
+        Index("ix_shards_queue", "queue", "needs", "model", sqlite_where=CLAIMABLE, postgresql_where=CLAIMABLE),
         Index("uq_shards_job_id_shard_index", "job_id", "shard_index", unique=True),
         CheckConstraint("row_start < row_end", name="rows"),
         CheckConstraint("done_rows <= todo_rows", name="done"),
@@ -266,6 +291,7 @@ class Worker(Base):
     version: Mapped[str]
     nanos_per_hour: Mapped[int]
     models: Mapped[list[Any]]
+    serves: Mapped[dict[str, Any] | None]
     stats: Mapped[dict[str, Any]]
     started_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Index, String
+from sqlalchemy import Double, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from batchinfer.db.tables.base import Base
@@ -13,7 +13,7 @@ from batchinfer.db.types import SafeText
 class TenantRow(Base):
     """A tenant. The tenant ``default`` exists without a row.
 
-    Roots are folders or URIs below which the tenant's inputs and outputs must lie.
+    Roots are folders or URIs below which the tenant's inputs and outputs must lie; ``weight`` is its share of the workers.
     """
 
     __tablename__ = "tenants"
@@ -22,8 +22,22 @@ class TenantRow(Base):
     name: Mapped[str | None] = mapped_column(SafeText)
     input_roots: Mapped[list[Any]] = mapped_column(default=list)
     output_roots: Mapped[list[Any]] = mapped_column(default=list)
+    weight: Mapped[float] = mapped_column(Double, default=1.0, server_default="1")
     created_at: Mapped[datetime]
     disabled_at: Mapped[datetime | None]
+
+
+class TenantService(Base):
+    """How much a tenant has been served: ``usage`` is a logarithm that ages, see :mod:`batchinfer.jobs.lease_order`.
+
+    ``fair_key`` is the highest of the tenant's shards that were leased.
+    """
+
+    __tablename__ = "tenant_service"
+
+    tenant_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    usage: Mapped[float | None] = mapped_column(Double)
+    fair_key: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class ApiKeyRow(Base):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from sqlalchemy import event, insert, text
+from sqlalchemy import delete, event, insert, text
 
-from batchinfer.db.tables import Shard
-from batchinfer.jobs.ledger_leases import claim_statement
+from batchinfer.db.tables import Base, Shard
+from batchinfer.jobs.lease_order import ANYTHING, Offer, claim_statement
+from batchinfer.jobs.ledger import Ledger
 from batchinfer.jobs.status import JobState
-from tests.integration.ledger.scenario import shard_plans
+from tests.integration.ledger.scenario import Scenario, shard_plans
 
 
 @pytest.fixture
@@ -48,11 +49,51 @@ def explain(engine, statement) -> str:
     return "\n".join(str(row) for row in rows)
 
 
-@pytest.mark.parametrize("models", [None, ["m"], ["a", "m", "z"]])
-def test_the_claim_walks_the_partial_index_and_sorts_nothing(story, engine, long_queue, models):
-    plan = explain(engine, claim_statement(story.clock.now, models))
-    assert "ix_shards_claim" in plan
-    assert not re.search(r"TEMP B-TREE|Sort|Seq Scan|SCAN \w+(?!\w| USING INDEX)", plan), plan
+OFFERS = [
+    ANYTHING,
+    Offer(models=("m",), needs=("",)),
+    Offer(models=("a", "m", "z"), needs=("", "nightly/"), loaded=("m",)),
+    Offer(models=("m",), loaded=("m",), near=("job_1", 7)),
+    Offer(job_id="job_1"),
+]
+
+
+@pytest.mark.parametrize("offer", OFFERS)
+def test_the_claim_reads_shards_through_indexes_alone(story, engine, long_queue, offer):
+    """What is sorted is the heads of the lanes; shards come in an index's order, or by their id."""
+    plan = explain(engine, claim_statement(story.clock.now, offer, dialect=engine.dialect.name))
+    assert not re.search(r"Seq Scan on shards|SCAN (shards|head)", plan), plan
+    assert "ix_shards_claim" in plan or offer.job_id is not None
+
+
+def test_a_claim_costs_a_few_probes_a_lane_however_many_shards_wait(sqlite_shared, clock):
+    """Counted in SQLite's own steps: twenty times as many shards are not twenty times the work, whoever may run them."""
+    with sqlite_shared.begin() as connection:
+        for table in reversed(Base.metadata.sorted_tables):
+            connection.execute(delete(table))
+    story = Scenario(Ledger(sqlite_shared, clock=clock), clock)
+    for number in range(5):
+        story.planned(rows=20, shard_rows=1, model=f"m{number}")
+    few = sqlite_steps(sqlite_shared, claim_statement(clock.now, Offer(models=("m3",)), dialect="sqlite"))
+    for number in range(5):
+        story.planned(rows=400, shard_rows=1, model=f"m{number}")
+    many = sqlite_steps(sqlite_shared, claim_statement(clock.now, Offer(models=("m3",)), dialect="sqlite"))
+    assert few > 10
+    assert many <= 1.5 * few
+
+
+def sqlite_steps(engine, statement) -> int:
+    """Tens of SQLite's virtual machine's instructions that a statement takes."""
+    ticks: list[None] = []
+    with engine.connect() as connection:
+        raw = connection.connection.driver_connection
+        raw.set_progress_handler(lambda: ticks.append(None), 10)
+        try:
+            assert connection.execute(statement).one_or_none() is not None
+        finally:
+            raw.set_progress_handler(None, 0)
+            connection.rollback()
+    return len(ticks)
 
 
 def test_a_claim_is_one_update(story, engine, long_queue):
@@ -76,7 +117,7 @@ def test_two_transactions_at_once_claim_different_shards(story, engine, long_que
     if engine.dialect.name == "sqlite":
         first, second = story.lease().shard.id, story.lease().shard.id
     else:
-        statement = claim_statement(story.clock.now, None)
+        statement = claim_statement(story.clock.now, dialect=engine.dialect.name)
         with engine.connect() as one, engine.connect() as other:
             first = one.execute(statement).one().id
             second = other.execute(statement).one().id
