@@ -20,7 +20,7 @@ from batchinfer.db.types import UtcDateTime
 from batchinfer.jobs.status import ShardState
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection, Row, Update
+    from sqlalchemy import BindParameter, ColumnElement, Connection, Row, Select, Update
 
 EVERYONE = ""
 """The queue of shards that need no engine any more: any worker may close them."""
@@ -124,9 +124,9 @@ def claim_statement(now: datetime, offer: Offer = ANYTHING, *, dialect: str) -> 
     )
 
 
-def _bound(sql: str, now: datetime, offer: Offer) -> list[Any]:
+def _bound(sql: str, now: datetime, offer: Offer) -> list[BindParameter[Any]]:
     near_job, near_index = offer.near or (offer.job_id, -1)
-    values = [
+    values: list[BindParameter[Any]] = [
         bindparam("now", now, type_=UtcDateTime()),
         bindparam("any_model", offer.models is None, type_=Boolean()),
         bindparam("any_needs", offer.needs is None, type_=Boolean()),
@@ -190,7 +190,7 @@ _WAITING = text(
 
 
 def _lock_service(connection: Connection, tenant: str) -> Row[Any]:
-    query = (
+    query: Select[Any] = (
         select(TenantService.usage, TenantService.fair_key, TenantRow.weight)
         .select_from(TenantService)
         .outerjoin(TenantRow, TenantRow.id == TenantService.tenant_id)
