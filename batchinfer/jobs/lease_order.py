@@ -20,7 +20,7 @@ from batchinfer.db.types import UtcDateTime
 from batchinfer.jobs.status import ShardState
 
 if TYPE_CHECKING:
-    from sqlalchemy import BindParameter, ColumnElement, Connection, Row, Select, Update
+    from sqlalchemy import BindParameter, ColumnElement, Connection, Row, Update
 
 EVERYONE = ""
 """The queue of shards that need no engine any more: any worker may close them."""
@@ -189,8 +189,8 @@ _WAITING = text(
 ).bindparams(bindparam("now", type_=UtcDateTime()))
 
 
-def _lock_service(connection: Connection, tenant: str) -> Row[Any]:
-    query: Select[Any] = (
+def _lock_service(connection: Connection, tenant: str) -> Any:
+    query = (
         select(TenantService.usage, TenantService.fair_key, TenantRow.weight)
         .select_from(TenantService)
         .outerjoin(TenantRow, TenantRow.id == TenantService.tenant_id)
