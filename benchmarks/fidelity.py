@@ -15,7 +15,9 @@ import inspect
 import json
 import math
 import textwrap
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,11 @@ OFFERED: dict[str, dict[str, str]] = {
     "int8": {"quantization": "int8"},
     "int8, INT8 KV": {"quantization": "int8", "kv_cache_dtype": "int8"},
 }
+SCHEMES = (
+    (None, 0, None), (0.5, 0, None), (None, 64, None), (0.3, 64, None), (0.5, 64, None), (0.7, 64, None), (0.5, 512, None),
+    (None, 0, 0.05), (None, 512, 0.05), (0.5, 64, 0.05), (0.5, 512, 0.01), (0.5, 512, 0.1), (0.7, 512, 0.05),
+)  # fmt: skip
+"""Smoothing, rotation and damping of W8A8 recipes that are not offered."""
 
 
 def texts() -> Iterator[str]:
@@ -94,30 +101,33 @@ class Comparison:
 
 def candidates(model: str, tokens: int, recipes: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Name and maker of a scorer; made one after another, so that one is in memory at a time."""
-    from batchinfer.engine import quantization
+    from batchinfer.engine import forward_pass
     from batchinfer.engine.attention import ATTENTION_NAME, register_attention
     from batchinfer.engine.config import EngineConfig
+    from batchinfer.engine.quantization import linears
     from batchinfer.engine.scorer import Scorer
-    from batchinfer.models.fused.int8 import Scheme, w8a8
+    from batchinfer.models.fused.int8 import Scheme
     from batchinfer.models.load import load_model
 
     def make(**settings: str) -> Any:
         register_attention()
         config = EngineConfig(model=model, **settings)
-        return Scorer(load_model(config, ATTENTION_NAME), config, tokens)
+        # made anew: what an earlier run kept is not what is measured
+        return Scorer(replace(load_model(config, ATTENTION_NAME), cache_dir=None), config, tokens)
 
     def make_recipe(scheme: Scheme) -> Any:
-        quantization.w8a8 = lambda ops, peaks: w8a8(ops, peaks, scheme)
+        forward_pass.linears = partial(linears, scheme=scheme)  # type: ignore[assignment]
         try:
             return make(quantization="int8")
         finally:
-            quantization.w8a8 = w8a8
+            forward_pass.linears = linears
 
     for name, settings in OFFERED.items():
         yield name, lambda settings=settings: make(**settings)
-    for smoothing, rotation in [(None, 0), (0.5, 0), (None, 64), (0.3, 64), (0.7, 64), (0.5, 32)] if recipes else []:
-        scheme = Scheme(smoothing, rotation)
-        yield scheme.name, lambda scheme=scheme: make_recipe(scheme)
+    for fields in SCHEMES if recipes else ():
+        scheme = Scheme(*fields)
+        damping = "" if scheme.damping is None else f" (damping {scheme.damping:g})"
+        yield scheme.name + damping, lambda scheme=scheme: make_recipe(scheme)
 
 
 def reference(model: str, count: int, tokens: int) -> list[tuple[list[int], torch.Tensor]]:
@@ -144,6 +154,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--recipes", action="store_true", help="also INT8 recipes that lost")
+    parser.add_argument("--only", nargs="*", help="names of the precisions to measure, instead of all")
     options = parser.parse_args()
     truth = reference(options.model, options.texts, options.tokens)
     itself = Comparison()
@@ -152,6 +163,8 @@ def main() -> None:
     results = {"reference": itself.figures()}
     print(f"{len(truth)} texts of {options.tokens} tokens; reference perplexity {results['reference']['perplexity']}")
     for name, make in candidates(options.model, options.tokens, options.recipes):
+        if options.only and name not in options.only:
+            continue
         scorer, comparison = make(), Comparison()
         for token_ids, expected in truth:
             comparison.add(expected, scorer.logits(token_ids), token_ids)

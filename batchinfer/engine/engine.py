@@ -37,7 +37,7 @@ def create_engine(config: EngineConfig) -> EngineCore:
         ModelError: the model cannot be found, read or run.
     """
     register_attention()
-    return build_engine(load_model(config, ATTENTION_NAME), config, owns_model=True)
+    return build_engine(load_model(config, ATTENTION_NAME, may_defer=True), config, owns_model=True)
 
 
 def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False) -> EngineCore:

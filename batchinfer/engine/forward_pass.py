@@ -10,6 +10,7 @@ from batchinfer.engine.head_output import HeadOutput
 from batchinfer.engine.native_attention import NativeAttention
 from batchinfer.engine.quantization import linears
 from batchinfer.errors import ModelError
+from batchinfer.models.deferred import read_all
 from batchinfer.models.fused.convert import convert
 from batchinfer.models.fused.families import FAMILIES, describe
 
@@ -34,6 +35,10 @@ class ForwardPass(Protocol):
     def name(self) -> str:
         """Which way: ``fused`` or ``transformers``."""
 
+    @property
+    def recipe(self) -> str:
+        """How the weights are quantised; empty if they are not."""
+
     def __call__(
         self,
         token_ids: torch.Tensor,
@@ -56,6 +61,7 @@ class TransformersPass:
     """transformers' own modules: any decoder it has, and the reference of all others."""
 
     name = "transformers"
+    recipe = ""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -88,8 +94,9 @@ class FusedPass:
 
     name = "fused"
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, decoder: Any, recipe: str = "") -> None:
         self._decoder = decoder
+        self.recipe = recipe
         self._spent: dict[str, int] = {}
         self._timed = decoder.timed(self._spent)
         self._num_calls = 0
@@ -136,15 +143,16 @@ def choose_forward(
     if isinstance(attention, NativeAttention):
         spec = describe(loaded.model, layers, loaded.max_model_len)
     if isinstance(attention, NativeAttention) and spec is not None:
-        make_linear = linears(quantization, loaded, spec, layers, attention.ops)
-        decoder = convert(attention.ops, spec, attention.dtype, make_linear, releases_weights=owns_model)
-        _log.info("model %s runs in fused layers, quantization %s", loaded.name, quantization)
-        return FusedPass(decoder)
+        make = linears(quantization, loaded, spec, attention.ops)
+        decoder = convert(attention.ops, spec, attention.dtype, make, releases_weights=owns_model)
+        _log.info("model %s runs in fused layers, quantization %s", loaded.name, make.recipe or "none")
+        return FusedPass(decoder, make.recipe)
     if quantization != "none":
         raise ModelError(
             f"quantization {quantization} needs the fused layers, which are for the CPU, a block_size of a multiple of "
             f"16 and the families {', '.join(sorted(FAMILIES))}; use quantization none",
             param="quantization",
         )
+    read_all(loaded.model)
     _log.info("model %s runs in transformers' modules", loaded.name)
     return TransformersPass(loaded.model)

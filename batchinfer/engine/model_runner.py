@@ -14,7 +14,6 @@ from batchinfer.engine.forward_pass import choose_forward
 from batchinfer.engine.kv_cache import LayerShape
 from batchinfer.engine.probe import probe_layers
 from batchinfer.errors import ModelError
-from batchinfer.models.fused.int8 import RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +58,7 @@ class ModelRunner:
         )
         self._forward = choose_forward(loaded, layers, self._attention, config.quantization, owns_model=owns_model)
         self._num_padding = 0
-        self._recipe = RECIPES.get(config.quantization, "")
+        self._recipe = self._forward.recipe
         self._kv_cache = str(kv_dtype(config) or dtype).removeprefix("torch.")
 
     @property

@@ -8,6 +8,7 @@ import torch
 
 from batchinfer.errors import ModelError
 from batchinfer.models.fused.spec import LayerAttention
+from batchinfer.models.skeleton import build_attention_skeleton, is_deferred
 
 if TYPE_CHECKING:
     from batchinfer.engine.attention import AttentionOptions
@@ -49,10 +50,22 @@ def probe_layers(model: Any, device: torch.device, name: str) -> list[LayerAtten
     config = model.config.get_text_config()
     odd = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     probe = ProbeContext()
+    mask = None
+    if is_deferred(model):
+        model, device = build_attention_skeleton(model), torch.device("meta")
+        # without one, transformers would look at positions, which have no values here
+        mask = torch.ones(1, NUM_ROWS, dtype=torch.bool, device=device)
     token_ids = torch.zeros(1, NUM_ROWS, dtype=torch.int64, device=device)
     positions = torch.arange(NUM_ROWS, device=device).unsqueeze(0)
     try:
-        model(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=1, paged_context=probe)
+        model(
+            input_ids=token_ids,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=False,
+            logits_to_keep=1,
+            paged_context=probe,
+        )
     except (TypeError, NotImplementedError) as error:
         raise ModelError(f"model {name} has attention this engine cannot run: {error}") from error
     wanted = list(range(config.num_hidden_layers))

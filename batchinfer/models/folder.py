@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from batchinfer.errors import ModelError
 from batchinfer.models.reason import reason
+from batchinfer.models.skeleton import build_skeleton, defer
+from batchinfer.models.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+_log = logging.getLogger(__name__)
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -54,6 +58,19 @@ def own_dtype(config: Any) -> torch.dtype:
         if isinstance(dtype := getattr(part, "dtype", None), torch.dtype):
             return dtype
     return torch.float32
+
+
+def defer_folder_model(folder: Path, config: Any, *, attn_implementation: str, dtype: torch.dtype) -> Any | None:
+    """The model of ``folder`` whose weights are read when they are converted; None if its files do not allow that."""
+    try:
+        model = build_skeleton(config, attn_implementation, dtype)
+        defer(model, TensorFiles(folder, config.model_type), dtype)
+        if (folder / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 -- the other way of loading says what is wrong, or copes
+        _log.info("%s is loaded as a whole: %s", folder, reason(error))
+        return None
+    return model
 
 
 def load_folder_model(

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from batchinfer.errors import ModelError
 from batchinfer.models.gguf_config import hf_config_fields
 from batchinfer.models.reason import reason
+from batchinfer.models.skeleton import build_skeleton, defer
 
 if TYPE_CHECKING:
     from batchinfer.models.gguf_file import GgufFile
+    from batchinfer.models.skeleton import Loader
 
 ROTATED_IN_PAIRS = {"llama"}
 """Architectures whose query and key rows llama.cpp reorders, because it rotates neighbours instead of halves."""
@@ -21,32 +23,39 @@ NORMS_PLUS_ONE = {"gemma2", "gemma3"}
 """Architectures that are stored with 1 added to the norm weights."""
 
 
-def load_gguf_model(file: GgufFile, *, attn_implementation: str, dtype: torch.dtype, device: torch.device) -> Any:
+def load_gguf_model(
+    file: GgufFile, *, attn_implementation: str, dtype: torch.dtype, device: torch.device, may_defer: bool = False
+) -> Any:
     """The model of ``file`` in ``dtype`` on ``device``, in evaluation mode.
+
+    With ``may_defer`` the matrices stay in the file until they are read.
 
     Raises:
         ModelError: the architecture is not supported, or the file's tensors are not those of its architecture.
     """
     fields = hf_config_fields(file)
     try:
-        model = _build(file, fields, attn_implementation, dtype)
+        model = _build(file, fields, attn_implementation, dtype, may_defer=may_defer)
     except ModelError:
         raise
     except Exception as error:  # transformers raises whatever its many checks raise
         raise ModelError(f"the model in {file.path} cannot be loaded: {reason(error)}") from error
     _divide_rope_frequencies(model, file)
-    return model.to(device)
+    return model if may_defer else model.to(device)
 
 
-def _build(file: GgufFile, fields: dict[str, Any], attn_implementation: str, dtype: torch.dtype) -> Any:
+def _build(
+    file: GgufFile, fields: dict[str, Any], attn_implementation: str, dtype: torch.dtype, *, may_defer: bool
+) -> Any:
     config = AutoConfig.for_model(**fields)
-    causal_lm: Any = AutoModelForCausalLM  # its annotations are incomplete
-    with torch.device("meta"):
-        skeleton = causal_lm.from_config(config)
+    skeleton = build_skeleton(config, attn_implementation, dtype)
     names = _gguf_names(skeleton, file)
     missing = [name for name in names.values() if name not in file.tensors]
     if missing:
         raise ModelError(f"{file.path} lacks {len(missing)} tensors, such as {missing[0]}: download it again")
+    if may_defer:
+        defer(skeleton, {hf_name: _loader(file, name, config) for hf_name, name in names.items()}, dtype)
+        return skeleton
     state = {hf_name: LazyTensor(file, name, config) for hf_name, name in names.items()}
     return type(skeleton).from_pretrained(
         None, config=config, state_dict=state, attn_implementation=attn_implementation, dtype=dtype
@@ -65,6 +74,14 @@ class LazyTensor:
     def __getitem__(self, _: Any) -> torch.Tensor:
         """All of the tensor, in float32."""
         return torch.from_numpy(to_hf_layout(self._file, self._name, self._config))
+
+
+def _loader(file: GgufFile, name: str, config: Any) -> Loader:
+    def load(index: int | None) -> torch.Tensor:
+        tensor = torch.from_numpy(to_hf_layout(file, name, config))
+        return tensor if index is None else tensor[index]
+
+    return load
 
 
 def to_hf_layout(file: GgufFile, name: str, config: Any) -> Any:

@@ -12,7 +12,8 @@ from transformers.utils import logging as transformers_logging
 
 from batchinfer.errors import ModelError
 from batchinfer.models.fingerprint import fingerprint
-from batchinfer.models.folder import check_folder, load_folder_model, own_dtype, read_config
+from batchinfer.models.folder import check_folder, defer_folder_model, load_folder_model, own_dtype, read_config
+from batchinfer.models.fused.families import FAMILIES
 from batchinfer.models.gguf import load_gguf_model
 from batchinfer.models.gguf_file import GgufFile
 from batchinfer.models.hub import download, is_hub_id
@@ -46,7 +47,7 @@ class ModelSource(Protocol):
 
     @property
     def cache_dir(self) -> str | None:
-        """Where converted tokenizers and downloads are kept; None takes the user's cache folders."""
+        """Where converted tokenizers, quantised weights and downloads are kept; None takes the user's cache folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,15 @@ class LoadedModel:
     device: torch.device
     revision: str
     name: str
+    cache_dir: Path | None = None
+    """Where what is made of it may be kept; None keeps nothing."""
 
 
-def load_model(config: ModelSource, attn_implementation: str) -> LoadedModel:
+def load_model(config: ModelSource, attn_implementation: str, *, may_defer: bool = False) -> LoadedModel:
     """Load ``config.model`` with the attention registered as ``attn_implementation``.
+
+    With ``may_defer`` the matrices of a family that has fused layers stay in their files on a CPU, until those layers
+    or :func:`~batchinfer.models.deferred.read_all` read them.
 
     Raises:
         ModelError: the model cannot be found, read or run; the message says what to do.
@@ -78,8 +84,8 @@ def load_model(config: ModelSource, attn_implementation: str) -> LoadedModel:
     path, revision = _find(config)
     with _no_progress_bars():
         if path.is_file():
-            return _load_gguf(config, path, attn_implementation, device, revision)
-        return _load_folder(config, path, attn_implementation, device, revision)
+            return _load_gguf(config, path, attn_implementation, device, revision, may_defer=may_defer)
+        return _load_folder(config, path, attn_implementation, device, revision, may_defer=may_defer)
 
 
 def _find(config: ModelSource) -> tuple[Path, str | None]:
@@ -100,28 +106,51 @@ def _find(config: ModelSource) -> tuple[Path, str | None]:
 
 
 def _load_gguf(
-    config: ModelSource, path: Path, attn_implementation: str, device: torch.device, revision: str | None
+    config: ModelSource,
+    path: Path,
+    attn_implementation: str,
+    device: torch.device,
+    revision: str | None,
+    *,
+    may_defer: bool,
 ) -> LoadedModel:
     file = GgufFile(path)
     revision = revision or fingerprint([path])
-    cache_dir = Path(config.cache_dir) if config.cache_dir else default_cache_dir()
     # a quantised file has no dtype of its own; bfloat16 holds every range it can have
     dtype = _dtype(config.dtype, device, torch.bfloat16)
-    model = load_gguf_model(file, attn_implementation=attn_implementation, dtype=dtype, device=device)
-    tokenizer = load_gguf_tokenizer(file, revision, cache_dir)
+    model = load_gguf_model(
+        file,
+        attn_implementation=attn_implementation,
+        dtype=dtype,
+        device=device,
+        may_defer=may_defer and device.type == "cpu",  # every architecture that is read has fused layers
+    )
+    tokenizer = load_gguf_tokenizer(file, revision, _cache_dir(config))
     name = str(file.metadata.get("general.name") or path.stem)
     return _loaded(config, model, tokenizer, device=device, revision=revision, name=name, metadata=file.metadata)
 
 
 def _load_folder(
-    config: ModelSource, folder: Path, attn_implementation: str, device: torch.device, revision: str | None
+    config: ModelSource,
+    folder: Path,
+    attn_implementation: str,
+    device: torch.device,
+    revision: str | None,
+    *,
+    may_defer: bool,
 ) -> LoadedModel:
     files = check_folder(folder)
     # what can fail fast goes before the weights
     hf_config = read_config(folder)
     tokenizer = load_folder_tokenizer(folder)
     dtype = _dtype(config.dtype, device, own_dtype(hf_config))
-    model = load_folder_model(folder, hf_config, attn_implementation=attn_implementation, dtype=dtype, device=device)
+    model = None
+    if may_defer and device.type == "cpu" and hf_config.model_type in FAMILIES:
+        model = defer_folder_model(folder, hf_config, attn_implementation=attn_implementation, dtype=dtype)
+    if model is None:
+        model = load_folder_model(
+            folder, hf_config, attn_implementation=attn_implementation, dtype=dtype, device=device
+        )
     return _loaded(
         config,
         model,
@@ -154,7 +183,12 @@ def _loaded(
         device=device,
         revision=revision,
         name=name,
+        cache_dir=_cache_dir(config),
     )
+
+
+def _cache_dir(config: ModelSource) -> Path:
+    return Path(config.cache_dir) if config.cache_dir else default_cache_dir()
 
 
 def _device(name: str) -> torch.device:

@@ -23,6 +23,11 @@ ODD = {
     "granite": {
         "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 1.7,
     },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9},
+    "qwen3_moe": {
+        "head_dim": 24, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+        "mlp_only_layers": [1], "norm_topk_prob": False,
+    },
     "gemma": {"head_dim": 24},
     "gemma2": {"head_dim": 24, "sliding_window": 7, "query_pre_attn_scalar": 20, "final_logit_softcapping": 3.0},
     "gemma3_text": {
@@ -65,7 +70,7 @@ class NumbersTokenizer:
         return [ord(character) % VOCAB for character in text]
 
 
-def make_forward(model, dtype, owns_model=False, quantization="none", block_size=BLOCK):
+def make_forward(model, dtype, owns_model=False, quantization="none", block_size=BLOCK, cache_dir=None, tokenizer=None):
     """The pass and the attention that an engine would choose."""
     register_attention()
     model = model.to(dtype)
@@ -74,7 +79,7 @@ def make_forward(model, dtype, owns_model=False, quantization="none", block_size
     shapes = [LayerShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim) for layer in layers]
     attention = choose_attention(shapes, 16, block_size, dtype, CPU)
     loaded = SimpleNamespace(model=model, name="small", max_model_len=LONGEST, dtype=dtype)
-    loaded.tokenizer = NumbersTokenizer()
+    loaded.tokenizer, loaded.revision, loaded.cache_dir = tokenizer or NumbersTokenizer(), "small", cache_dir
     return choose_forward(loaded, layers, attention, quantization, owns_model=owns_model), attention
 
 

@@ -17,7 +17,7 @@ from batchinfer.jobs.status import Action
 from batchinfer.money import nanos_to_usd
 from batchinfer_workers.heartbeat import LeaseKeeper
 from batchinfer_workers.reuse_index import write_key_index
-from batchinfer_workers.shard_files import output_layout, output_metadata
+from batchinfer_workers.shard_files import output_layout, output_metadata, quantization_recipe
 
 if TYPE_CHECKING:
     from batchinfer.dataset.roots import Roots
@@ -109,6 +109,7 @@ def _describe(job: JobRecord) -> dict[str, Any]:
         "model": job.model,
         "spec": job.spec.model_dump(mode="json"),
         "spec_hash": job.spec_hash,
+        "recipe": quantization_recipe(job),
         "retry_generation": job.retry_generation,
         "rows": job.counts.as_dict(),
         "usage": {

@@ -34,7 +34,14 @@ READ_ROWS = 256
 
 def output_metadata(job: JobRecord) -> dict[str, str]:
     """What goes into the footer of each result file, beside what the data set layer adds."""
-    return {"job_id": job.id, "spec_hash": job.spec_hash, "model": job.model, "engine_version": __version__}
+    found = {"job_id": job.id, "spec_hash": job.spec_hash, "model": job.model, "engine_version": __version__}
+    recipe = quantization_recipe(job)
+    return found | {"recipe": recipe} if recipe else found
+
+
+def quantization_recipe(job: JobRecord) -> str:
+    """How the engines that worked on a job quantised its model; empty if they did not."""
+    return ", ".join(sorted({engine["recipe"] for engine in job.engines if engine.get("recipe")}))
 
 
 def output_layout(job: JobRecord) -> OutputLayout:
@@ -101,7 +108,7 @@ class ShardFiles:
             self._parts(),
             self.layout.merged_path(shard.index, self._lease.attempt_id),
             base=self._base,
-            metadata=output_metadata(self._lease.job),
+            metadata=output_metadata(self._ledger.get_job(self._lease.job.id)),
         )
         return ShardResult(merged.path, merged.num_rows, merged.num_bytes, merged.sha256)
 

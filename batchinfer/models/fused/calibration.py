@@ -1,40 +1,135 @@
-"""Measures how large a model's activations get, channel by channel, on a little text."""
+"""Measures what each projection reads, on a little text: one layer at a time, in float32, on the model's own weights.
+
+Only one layer's weights and the texts' residual stream are held; the caller quantises and releases a layer before the
+next one runs.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+
+from batchinfer.models.fused.convert import build_layer
+from batchinfer.models.fused.layer import LayerRunner, Step
+from batchinfer.models.fused.linear import PackedLinear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from batchinfer.models.fused.spec import DecoderSpec
+    from batchinfer.models.fused.layer import StepContext
+    from batchinfer.models.fused.linear import Linear, Operand
+    from batchinfer.models.fused.spec import DecoderSpec, LayerAttention, LayerSpec, Norm, Projection
+    from batchinfer_kernels.cpu import Ops
+    from batchinfer_kernels.cpu.operands import Activation, Activations
 
 MAX_TOKENS = 128
 """Of one text."""
+ROUTER = "router"
+"""What a layer's experts read together."""
 
 
-def activation_peaks(
-    spec: DecoderSpec, run: Callable[[list[int]], None], texts: Sequence[list[int]]
-) -> dict[int, torch.Tensor]:
-    """Largest magnitude of each input channel of each projection, float32 ``[in]``, by ``id`` of its first module.
+class Statistics:
+    """What was seen of the rows that a projection reads."""
 
-    ``run`` computes the model on one text's token ids, all of its logits included.
-    """
-    peaks: dict[int, torch.Tensor] = {}
+    def __init__(self, columns: int, *, has_products: bool) -> None:
+        self.count = 0
+        self.peak = torch.zeros(columns)
+        """Largest magnitude of each channel, float32 ``[in]``."""
+        self.products = torch.zeros(columns, columns) if has_products else None
+        """Sum of each row's outer product with itself, float32 ``[in, in]``; None if it was not asked for."""
 
-    def observe(module: Any, arguments: tuple[torch.Tensor, ...]) -> None:
-        rows = arguments[0].detach().flatten(0, -2).abs().amax(dim=0).float()
-        before = peaks.get(id(module))
-        peaks[id(module)] = rows if before is None else torch.maximum(before, rows)
+    def add(self, rows: torch.Tensor) -> None:
+        """Take float32 ``rows [n, in]``."""
+        self.count += len(rows)
+        self.peak = torch.maximum(self.peak, rows.abs().amax(dim=0))
+        if self.products is not None:
+            self.products.addmm_(rows.T, rows)
 
-    projections = [*(p for layer in spec.layers for p in layer.projections), spec.head]
-    hooks = [projection.modules[0].register_forward_pre_hook(observe) for projection in projections]
-    try:
-        for token_ids in texts:
-            run(token_ids[:MAX_TOKENS])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return peaks
+    @property
+    def is_usable(self) -> bool:
+        """Whether anything was seen, and all of it was finite."""
+        return self.count > 0 and bool(self.peak.isfinite().all())
+
+
+class _Observed:
+    """A linear that notes the rows it is given."""
+
+    def __init__(self, inner: PackedLinear, seen: Statistics) -> None:
+        self._inner = inner
+        self._seen = seen
+
+    def norm(self, x: Activations, norm: Norm, residual: torch.Tensor | None) -> Operand:
+        return self._inner.norm(x, norm, residual)
+
+    def act_and_mul(self, gate_up: Activations, activation: Activation) -> Operand:
+        return self._inner.act_and_mul(gate_up, activation)
+
+    def convert(self, x: Activations) -> Operand:
+        return self._inner.convert(x)
+
+    def __call__(self, x: Operand) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
+        self._seen.add(x)
+        return self._inner(x)
+
+    def split(self, columns: int) -> Sequence[Linear]:
+        raise NotImplementedError
+
+
+class Calibration:
+    """The texts on their way through the model."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        spec: DecoderSpec,
+        texts: Sequence[Sequence[int]],
+        context_of: Callable[[LayerAttention], StepContext],
+    ) -> None:
+        """``texts`` are token ids; ``context_of`` gives a cache for one such layer, in which its index is 0."""
+        self._ops = ops
+        self._spec = spec
+        self._context_of = context_of
+        self._positions = torch.cat([torch.arange(len(text)) for text in texts])
+        self._residual = spec.embed(torch.tensor([token for text in texts for token in text]))
+        self._x: Activations | None = None
+        self._run_layer = LayerRunner(ops, torch.float32)
+
+    @torch.inference_mode()
+    def layer(self, layer: LayerSpec) -> dict[str, Statistics]:
+        """Run the next layer; what was seen by the names of its projections.
+
+        An expert's first projection has what all experts of the layer read; its second what came to it alone.
+        """
+        seen: dict[str, Statistics] = {}
+
+        def observe(name: str, weight: torch.Tensor, bias: torch.Tensor | None, *, has_products: bool) -> _Observed:
+            seen[name] = Statistics(weight.shape[1], has_products=has_products)
+            return _Observed(PackedLinear(self._ops, weight, bias, torch.float32), seen[name])
+
+        def make(projection: Projection) -> Linear:
+            is_expert = ".experts." in projection.name
+            return observe(projection.name, projection.weight(), projection.bias(), has_products=not is_expert)
+
+        def make_router(weight: torch.Tensor) -> Linear:
+            return observe(ROUTER, weight, None, has_products=True)
+
+        fused = build_layer(layer, make, self._ops, make_router=make_router)
+        step = Step(self._residual, self._positions, self._context_of(layer.attention))
+        self._x = self._run_layer(0, fused, self._x, step)
+        if shared := seen.pop(ROUTER, None):
+            seen |= dict.fromkeys((name for name in seen if name.endswith("gate_up")), shared)
+        return seen
+
+    @torch.inference_mode()
+    def head(self) -> Statistics:
+        """What the head reads, after all layers have run."""
+        norm = self._spec.final_norm
+        x, residual = (self._residual, None) if self._x is None else (self._x, self._residual)
+        rows = self._ops.rms_norm(
+            x, norm.weight, norm.eps, residual=residual, weight_offset=norm.offset, out_dtype=torch.float32
+        )
+        seen = Statistics(rows.shape[1], has_products=True)
+        seen.add(rows)
+        return seen

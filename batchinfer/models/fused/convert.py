@@ -2,45 +2,113 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from batchinfer.models.fused.decoder import FusedDecoder, FusedLayer
+import torch
+
+from batchinfer.models.fused.decoder import FusedDecoder
+from batchinfer.models.fused.layer import FusedLayer
 from batchinfer.models.fused.linear import PackedLinear
+from batchinfer.models.fused.mlp import DenseMlp, ExpertsMlp
+from batchinfer.models.fused.spec import ExpertsSpec, MlpSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
     from batchinfer.models.fused.linear import Linear
-    from batchinfer.models.fused.spec import DecoderSpec, Projection
+    from batchinfer.models.fused.mlp import Mlp
+    from batchinfer.models.fused.spec import DecoderSpec, LayerSpec, Projection
     from batchinfer_kernels.cpu import Ops
 
     MakeLinear = Callable[[Projection], Linear]
 
 
-def pack(ops: Ops, dtype: torch.dtype) -> MakeLinear:
+class LinearMaker(Protocol):
+    """Makes a decoder's linears, in the order in which they run."""
+
+    @property
+    def recipe(self) -> str:
+        """How weights are quantised; empty if they are not. Final once all linears are made."""
+
+    def begin_layer(self, layer: LayerSpec) -> None:
+        """The next ones are this layer's."""
+
+    def begin_head(self) -> None:
+        """The next one is the head."""
+
+    def __call__(self, projection: Projection) -> Linear:
+        """One linear."""
+
+    def finish(self) -> None:
+        """All are made."""
+
+
+class PlainMaker:
+    """Makes linears from weights alone, with a function."""
+
+    def __init__(self, make: MakeLinear, recipe: str = "") -> None:
+        self._make = make
+        self.recipe = recipe
+
+    def begin_layer(self, layer: LayerSpec) -> None:
+        """See :meth:`LinearMaker.begin_layer`: nothing to do."""
+
+    def begin_head(self) -> None:
+        """See :meth:`LinearMaker.begin_head`: nothing to do."""
+
+    def __call__(self, projection: Projection) -> Linear:
+        """See :meth:`LinearMaker.__call__`."""
+        return self._make(projection)
+
+    def finish(self) -> None:
+        """See :meth:`LinearMaker.finish`: nothing to do."""
+
+
+def pack(ops: Ops, dtype: torch.dtype) -> PlainMaker:
     """Linears in ``dtype``, not quantised."""
-    return lambda projection: PackedLinear(ops, projection.weight(), projection.bias(), dtype)
+    return PlainMaker(lambda projection: PackedLinear(ops, projection.weight(), projection.bias(), dtype))
 
 
 def convert(
-    ops: Ops, spec: DecoderSpec, dtype: torch.dtype, make_linear: MakeLinear, *, releases_weights: bool
+    ops: Ops, spec: DecoderSpec, dtype: torch.dtype, make: LinearMaker, *, releases_weights: bool
 ) -> FusedDecoder:
     """Build the decoder; queries and KV are in ``dtype``.
 
     With ``releases_weights`` the model's own weights go as theirs are made, so that at no time more than one layer is
     held twice; the model cannot run afterwards. A head that shares the embeddings' tensor keeps it.
     """
+
+    def make_one(projection: Projection) -> Linear:
+        linear = make(projection)
+        if releases_weights:
+            projection.release()
+        return linear
+
     layers = []
     for layer in spec.layers:
-        made = []
-        for projection in layer.projections:
-            made.append(make_linear(projection))
-            if releases_weights:
-                projection.release()
-        layers.append(FusedLayer(layer, *made))
-    head = make_linear(spec.head)
-    if releases_weights and spec.head.modules[0].weight is not spec.embedding:
-        spec.head.release()
+        make.begin_layer(layer)
+        layers.append(build_layer(layer, make_one, ops))
+    make.begin_head()
+    head = make(spec.head) if spec.is_head_tied else make_one(spec.head)
+    make.finish()
     return FusedDecoder(ops, spec, layers, head, dtype)
+
+
+def build_layer(
+    layer: LayerSpec, make: MakeLinear, ops: Ops, *, make_router: Callable[[torch.Tensor], Linear] | None = None
+) -> FusedLayer:
+    """One layer; routers are float32 whatever the linears are."""
+    qkv, o = make(layer.qkv), make(layer.o)
+    mlp: Mlp
+    if isinstance(layer.mlp, ExpertsSpec):
+        weight = layer.mlp.router
+        router = make_router(weight) if make_router else PackedLinear(ops, weight, None, torch.float32)
+        experts = [_mlp(expert, make) for expert in layer.mlp.experts]
+        mlp = ExpertsMlp(ops, router, layer.mlp.top_k, experts, renormalize=layer.mlp.renormalize)
+    else:
+        mlp = _mlp(layer.mlp, make)
+    return FusedLayer(layer, qkv, o, mlp)
+
+
+def _mlp(spec: MlpSpec, make: MakeLinear) -> DenseMlp:
+    return DenseMlp(make(spec.gate_up), spec.activation, make(spec.down))

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from batchinfer.models.fused.spec import DecoderSpec, LayerSpec, Norm, Projection
+from batchinfer.models.deferred import read
+from batchinfer.models.fused.parts import ExpertStack, ModulePart
+from batchinfer.models.fused.spec import DecoderSpec, ExpertsSpec, LayerSpec, MlpSpec, Norm, Projection
 from batchinfer_kernels.cpu import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 FAMILIES = frozenset({
     "llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "granite", "gemma", "gemma2", "gemma3_text",
+    "mixtral", "qwen3_moe",
 })  # fmt: skip
 """``model_type`` of the families this module understands; each is tested against its unpatched model."""
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -35,14 +38,15 @@ def describe(model: Any, attention: Sequence[LayerAttention], num_positions: int
     embed = model.model.embed_tokens
     scale = getattr(embed, "embed_scale", None)
     return DecoderSpec(
-        embedding=embed.weight,
+        embedding=read(embed.weight),
         # Gemma multiplies by the scale rounded to the weights' precision
         embedding_scale=(
             float(scale.to(embed.weight.dtype)) if scale is not None else getattr(config, "embedding_multiplier", 1.0)
         ),
         layers=[family.layer(i, seen, ACTIVATIONS[activation]) for i, seen in enumerate(attention)],
         final_norm=family.norm(model.model.norm),
-        head=Projection([model.lm_head]),
+        head=Projection("head", [ModulePart(model.lm_head)]),
+        is_head_tied=model.lm_head.weight is embed.weight,
         logits_scale=1.0 / getattr(config, "logits_scaling", 1.0),
         logits_softcap=getattr(config, "final_logit_softcapping", None),
     )
@@ -61,15 +65,15 @@ class _Family:
 
     def norm(self, module: Any) -> Norm:
         eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
-        return Norm(module.weight.detach().float(), eps, self._norm_offset)
+        return Norm(read(module.weight).detach().float(), eps, self._norm_offset)
 
     def layer(self, index: int, attention: LayerAttention, activation: Activation) -> LayerSpec:
         module = self._layers[index]
-        attn, mlp = module.self_attn, module.mlp
+        attn = module.self_attn
         residual_scale = getattr(self._config, "residual_multiplier", 1.0)
         per_head = hasattr(attn, "q_norm") and attn.q_norm.weight.numel() == attention.head_dim
         whole = hasattr(attn, "q_norm") and not per_head
-        is_merged = hasattr(attn, "qkv_proj")
+        qkv = [attn.qkv_proj] if hasattr(attn, "qkv_proj") else [attn.q_proj, attn.k_proj, attn.v_proj]
         has_inner_norms = hasattr(module, "input_layernorm")
         has_outer_norms = hasattr(module, "post_feedforward_layernorm")
         before_mlp = "pre_feedforward_layernorm" if has_outer_norms else "post_attention_layernorm"
@@ -77,15 +81,13 @@ class _Family:
             attention=attention,
             rope=self._rope(index, attn, has_norms=per_head),
             attention_norm=self.norm(module.input_layernorm) if has_inner_norms else None,
-            qkv=Projection([attn.qkv_proj] if is_merged else [attn.q_proj, attn.k_proj, attn.v_proj]),
+            qkv=_projection(f"layers.{index}.qkv", qkv),
             q_norm=self.norm(attn.q_norm) if whole else None,
             k_norm=self.norm(attn.k_norm) if whole else None,
-            o=Projection([attn.o_proj], residual_scale),
+            o=_projection(f"layers.{index}.o", [attn.o_proj], residual_scale),
             post_attention_norm=self.norm(module.post_attention_layernorm) if has_outer_norms else None,
             mlp_norm=self.norm(getattr(module, before_mlp)) if has_inner_norms else None,
-            gate_up=Projection([mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]),
-            activation=activation,
-            down=Projection([mlp.down_proj], residual_scale),
+            mlp=_mlp(f"layers.{index}", module.mlp, activation, residual_scale),
             post_mlp_norm=self.norm(module.post_feedforward_layernorm) if has_outer_norms else None,
         )
 
@@ -109,3 +111,26 @@ class _Family:
             half = cos.shape[-1] // 2  # the second half repeats the first
             self._tables[layer_type] = (cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
         return self._tables[layer_type]
+
+
+def _projection(name: str, modules: Sequence[torch.nn.Linear], scale: float = 1.0) -> Projection:
+    return Projection(name, [ModulePart(module) for module in modules], scale)
+
+
+def _mlp(name: str, mlp: Any, activation: Activation, residual_scale: float) -> MlpSpec | ExpertsSpec:
+    if not hasattr(mlp, "experts"):
+        gate_up = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
+        down = _projection(f"{name}.down", [mlp.down_proj], residual_scale)
+        return MlpSpec(_projection(f"{name}.gate_up", gate_up), activation, down)
+    stacks = (ExpertStack(mlp.experts, part).parts() for part in ("gate_up_proj", "down_proj"))
+    experts = [
+        MlpSpec(
+            Projection(f"{name}.experts.{i}.gate_up", [gate_up]),
+            activation,
+            Projection(f"{name}.experts.{i}.down", [down], residual_scale),
+        )
+        for i, (gate_up, down) in enumerate(zip(*stacks, strict=True))
+    ]
+    router = mlp.gate
+    renormalize = getattr(router, "norm_topk_prob", True)  # Mixtral always does
+    return ExpertsSpec(read(router.weight).detach().float(), router.top_k, renormalize, experts)

@@ -9,7 +9,7 @@ import torch
 from batchinfer_kernels.cpu import Accumulated, Int8Recipe, Int8Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from batchinfer.models.fused.spec import Norm
     from batchinfer_kernels.cpu import Ops
@@ -101,12 +101,28 @@ class Int8Linear:
     def __init__(
         self, ops: Ops, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: Int8Recipe
     ) -> None:
-        """``weight`` int8 ``[out, in]``, smoothed and rotated as the recipe's rows are; ``scale [out]``."""
+        """``weight`` int8 ``[in, out]``, smoothed and rotated as the recipe's rows are; ``scale [out]``."""
         self._ops = ops
-        self._weight = weight.t().contiguous()
+        self._weight = weight
         self._scale = scale.contiguous()
         self._bias = bias
         self._recipe = recipe
+
+    @property
+    def rotation(self) -> int:
+        """Block of its rows' rotation."""
+        return self._recipe.rotation
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that makes it up, by name; :meth:`of_tensors` makes an equal one of them."""
+        found = {"weight": self._weight, "scale": self._scale, "bias": self._bias, "smoothing": self._recipe.smoothing}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    @classmethod
+    def of_tensors(cls, ops: Ops, tensors: Mapping[str, torch.Tensor], rotation: int) -> Int8Linear:
+        """See :meth:`tensors`."""
+        recipe = Int8Recipe(tensors.get("smoothing"), rotation)
+        return cls(ops, tensors["weight"], tensors["scale"], tensors.get("bias"), recipe)
 
     def norm(self, x: Activations, norm: Norm, residual: torch.Tensor | None) -> Int8Rows:
         """See :meth:`Linear.norm`."""
@@ -130,11 +146,13 @@ class Int8Linear:
 
     def split(self, columns: int) -> list[Int8Linear]:
         """See :meth:`Linear.split`."""
-        weight = self._weight.t()
+        weight = self._weight
         del self._weight
         return [
-            Int8Linear(self._ops, weight[part], self._scale[part], _part(self._bias, part), self._recipe)
-            for part in _parts(len(weight), columns)
+            Int8Linear(
+                self._ops, weight[:, part].contiguous(), self._scale[part], _part(self._bias, part), self._recipe
+            )
+            for part in _parts(weight.shape[1], columns)
         ]
 
 

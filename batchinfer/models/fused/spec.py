@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -37,6 +37,27 @@ class Norm:
     offset: float = 0.0
 
 
+class Part(Protocol):
+    """A weight matrix of the model, and its bias."""
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the rows it reads."""
+
+    @property
+    def out_features(self) -> int:
+        """Columns of what it gives."""
+
+    def weight(self) -> torch.Tensor:
+        """``[out, in]``, the model's own tensor or one read for this call."""
+
+    def bias(self) -> torch.Tensor | None:
+        """``[out]``."""
+
+    def release(self) -> None:
+        """Let go of the weight; the model cannot run afterwards."""
+
+
 @dataclass(frozen=True, slots=True)
 class Projection:
     """Linear layers that read the same rows, side by side, times a constant.
@@ -44,37 +65,73 @@ class Projection:
     Their weights are the model's own tensors, so that a conversion can let go of them one layer at a time.
     """
 
-    modules: Sequence[torch.nn.Linear]
+    name: str
+    """Unique in its model: ``layers.3.qkv``."""
+    parts: Sequence[Part]
     scale: float = 1.0
 
     def weight(self) -> torch.Tensor:
         """float32 ``[out, in]``; a copy."""
-        return torch.cat([module.weight.detach().float() for module in self.modules]) * self.scale
+        weights = [part.weight().detach().float() for part in self.parts]
+        joined = torch.cat(weights) if len(weights) > 1 else weights[0].clone()
+        return joined if self.scale == 1.0 else joined.mul_(self.scale)
 
     def bias(self) -> torch.Tensor | None:
         """float32 ``[out]``; None if no part has one."""
-        if all(module.bias is None for module in self.modules):
+        biases = [part.bias() for part in self.parts]
+        if all(bias is None for bias in biases):
             return None
-        parts = [
-            module.weight.new_zeros(module.out_features) if module.bias is None else module.bias.detach()
-            for module in self.modules
+        filled = [
+            torch.zeros(part.out_features) if bias is None else bias.detach().float()
+            for part, bias in zip(self.parts, biases, strict=True)
         ]
-        return torch.cat([part.float() for part in parts]) * self.scale
+        return torch.cat(filled) * self.scale
 
     @property
     def in_features(self) -> int:
         """Columns of the rows it reads."""
-        return self.modules[0].in_features
+        return self.parts[0].in_features
 
     @property
     def out_features(self) -> int:
         """Columns of what it gives."""
-        return sum(module.out_features for module in self.modules)
+        return sum(part.out_features for part in self.parts)
 
     def release(self) -> None:
         """Let go of the weights; the modules are of no use afterwards."""
-        for module in self.modules:
-            module.weight.data = module.weight.data.new_empty(0)
+        for part in self.parts:
+            part.release()
+
+
+@dataclass(frozen=True, slots=True)
+class MlpSpec:
+    """``down(act(gate) * up)``."""
+
+    gate_up: Projection
+    activation: Activation
+    down: Projection
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """Both, in the order in which they run."""
+        return self.gate_up, self.down
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts: each row goes to the ``top_k`` that the router likes best, and their answers are weighed."""
+
+    router: torch.Tensor
+    """float32 ``[num_experts, hidden_size]``; never quantised, since it decides."""
+    top_k: int
+    renormalize: bool
+    """Whether the weights of the chosen experts are made to sum to 1."""
+    experts: Sequence[MlpSpec]
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """Those of all experts, in their order."""
+        return tuple(projection for expert in self.experts for projection in expert.projections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +139,7 @@ class LayerSpec:
     """One decoder layer. A norm that a family does not have is None.
 
     ``x += post_attention_norm(o(attention(qkv(attention_norm(x)))))``, then
-    ``x += post_mlp_norm(down(act(gate) * up))`` of ``mlp_norm(x)``.
+    ``x += post_mlp_norm(mlp(mlp_norm(x)))``.
     """
 
     attention: LayerAttention
@@ -95,15 +152,13 @@ class LayerSpec:
     o: Projection
     post_attention_norm: Norm | None
     mlp_norm: Norm | None
-    gate_up: Projection
-    activation: Activation
-    down: Projection
+    mlp: MlpSpec | ExpertsSpec
     post_mlp_norm: Norm | None
 
     @property
-    def projections(self) -> tuple[Projection, Projection, Projection, Projection]:
-        """All four, in the order in which they run."""
-        return self.qkv, self.o, self.gate_up, self.down
+    def projections(self) -> tuple[Projection, ...]:
+        """All of them, in the order in which they run."""
+        return self.qkv, self.o, *self.mlp.projections
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,5 +171,18 @@ class DecoderSpec:
     layers: Sequence[LayerSpec]
     final_norm: Norm
     head: Projection
+    is_head_tied: bool
+    """Whether the head's weights are the embeddings."""
     logits_scale: float
     logits_softcap: float | None
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The first residual of tokens (int64 ``[T]``), float32 ``[T, hidden_size]``."""
+        rows = self.embedding.index_select(0, token_ids).float()
+        return rows if self.embedding_scale == 1.0 else rows.mul_(self.embedding_scale)
+
+    @property
+    def projections(self) -> dict[str, Projection]:
+        """All of them by name, in the order in which they run."""
+        found = [*(projection for layer in self.layers for projection in layer.projections), self.head]
+        return {projection.name: projection for projection in found}
