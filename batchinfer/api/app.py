@@ -30,6 +30,7 @@ from batchinfer.api.routes import (
     webhooks,
     workers,
 )
+from batchinfer.api.schemas import COMMON_ERRORS
 from batchinfer.jobs.files import FileStore
 from batchinfer.jobs.installed_roots import InstalledRoots
 from batchinfer.jobs.service import JobService
@@ -90,7 +91,7 @@ def create_app(
         webhooks,
         health,
     ):
-        app.include_router(noun.router)
+        app.include_router(noun.router, responses=COMMON_ERRORS)
     for pages in (job_pages, fleet_pages):
         app.include_router(pages.router)
     install_error_handlers(app)

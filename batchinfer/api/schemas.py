@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -129,6 +129,22 @@ class ErrorBody(View):
     """Every answer with a status from 400 up."""
 
     error: ErrorDetail
+
+
+COMMON_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in {
+        400: "The body is not JSON.",
+        401: "No API key where one is needed, or a bad one.",
+        403: "The key is good, but not for this.",
+        404: "No such thing, or none that the caller may see.",
+        413: "The body is too large.",
+        422: "A value does not fit; the message says which and why.",
+        429: "The key asks too often; `Retry-After` says when to come back.",
+        503: "The database does not answer; send the request again.",
+    }.items()
+}
+"""What middleware may answer in the place of every route. A route that says more of a status wins."""
 
 
 class Health(View):
