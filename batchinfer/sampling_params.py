@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from batchinfer.chat_params import ChatParams
 from batchinfer.guided import GUIDES, MAX_CHOICES, MAX_GUIDE_LENGTH, Guide, schema_text, single_schema
 
 MAX_STOP_STRINGS = 16
@@ -20,8 +21,8 @@ MAX_TOKENS = 2**31 - 1
 """Far above any context; keeps sums of estimates within 64 bits."""
 
 
-class SamplingParams(BaseModel):
-    """Sampling of one row; immutable and validated (pydantic's ``ValidationError`` names the field at fault).
+class SamplingParams(ChatParams):
+    """Parameters of one row; immutable and validated (pydantic's ``ValidationError`` names the field at fault).
 
     ``temperature`` 0 is greedy and the default: a batch job should give the same data set twice. ``seed`` None means
     that a seed is derived from the job's seed and the row, so that an unseeded row is reproducible too.
@@ -51,7 +52,7 @@ class SamplingParams(BaseModel):
     ] = 0.0
     logit_bias: Annotated[
         dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(description="added to a token id's logit")
-    ] = {}
+    ] = {}  # noqa: RUF012 -- pydantic copies it
     bad_words: Annotated[tuple[str, ...], Field(description="words that the answer never completes")] = ()
     allowed_token_ids: Annotated[tuple[int, ...], Field(description="the only token ids there are; none is all")] = ()
     seed: Annotated[int | None, Field(ge=0, lt=2**63, description="seed of this row's random numbers")] = None
@@ -173,7 +174,7 @@ class SamplingParams(BaseModel):
         if self.n > self.beam_width:
             raise ValueError(f"n ({self.n}) is above beam_width ({self.beam_width}): a search keeps no more answers")
         defaults = type(self).model_fields
-        excluded = ("temperature", "best_of", "min_tokens", "stop", "logprobs", "repetition_penalty", "presence_penalty",
+        excluded = ("temperature", "best_of", "min_tokens", "stop", "logprobs", "reasoning", "max_reasoning_tokens", "repetition_penalty", "presence_penalty",
                     "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids", *GUIDES)  # fmt: skip
         given = [name for name in excluded if getattr(self, name) != defaults[name].default]
         if given:

@@ -12,12 +12,20 @@ PACKAGES = {
     "batchinfer_workers": ROOT / "workers" / "batchinfer_workers",
 }
 
-BASE = {"batchinfer.types", "batchinfer.errors", "batchinfer.sampling_params", "batchinfer.guided", "batchinfer.money"}
+BASE = {
+    "batchinfer.types",
+    "batchinfer.errors",
+    "batchinfer.sampling_params",
+    "batchinfer.chat_params",
+    "batchinfer.guided",
+    "batchinfer.money",
+}
 # layer -> the layers it may import besides itself and BASE
 ALLOWED = {
     "batchinfer.types": {"batchinfer.sampling_params"},
     "batchinfer.errors": {"batchinfer.types"},
-    "batchinfer.sampling_params": set(),
+    "batchinfer.sampling_params": {"batchinfer.chat_params", "batchinfer.guided"},
+    "batchinfer.chat_params": set(),
     "batchinfer.guided": set(),
     "batchinfer.money": set(),
     "batchinfer.settings": set(),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import ValidationError
 
+from batchinfer.chat_params import ToolParser, Truncate
 from batchinfer.errors import InvalidSpecError
-from batchinfer.jobs.spec import Dtype, JobSpec, KVCacheDtype, OnNull, Quantization, SamplesLayout
+from batchinfer.jobs.spec import Dtype, JobSpec, KVCacheDtype, OnNull, Quantization, RowColumn, SamplesLayout
 from batchinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "on_null": {"type": click.Choice([choice.value for choice in OnNull])},
     "column_prefix": {"metavar": "TEXT"},
     "include_token_ids": {"flags": ["--token-ids"], "is_flag": True},
+    "include_columns": {
+        "flags": ["--include-column"],
+        "multiple": True,
+        "type": click.Choice([choice.value for choice in RowColumn]),
+    },
     "max_tokens": {"type": int},
     "min_tokens": {"type": int},
     "temperature": {"type": float},
@@ -47,6 +53,14 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "include_stop_str_in_output": {"is_flag": True},
     "echo": {"is_flag": True},
     "continue_final_message": {"is_flag": True},
+    "tools": {"metavar": "FILE"},
+    "tool_choice": {"metavar": "CHOICE"},
+    "tool_parser": {"type": click.Choice([choice.value for choice in ToolParser])},
+    "chat_template": {"metavar": "FILE"},
+    "chat_template_kwargs": {"metavar": "JSON"},
+    "reasoning": {"is_flag": True},
+    "max_reasoning_tokens": {"type": int},
+    "truncate": {"type": click.Choice([choice.value for choice in Truncate])},
     "logprobs": {"type": int},
     "prompt_logprobs": {"type": int},
     "n": {"flags": ["--n"], "type": int},
@@ -83,6 +97,9 @@ _HINTS = {
     "template": "@FILE reads it from a file",
     "system": "@FILE reads it from a file",
     "stop": "may be repeated",
+    "include_columns": "may be repeated",
+    "tools": "a JSON file, or JSON text",
+    "chat_template": "a file, or the template's text",
     "stop_token_ids": "may be repeated",
     "logit_bias": "may be repeated",
     "logprobs": "0: those of the answer's tokens alone",
@@ -94,6 +111,9 @@ _HINTS = {
     "deadline": "6h, 90m, 2d or an ISO 8601 time with zone",
     "tags": "may be repeated",
 }
+
+_FILES = {"tools": ("[", "{"), "chat_template": ("{{", "{%")}
+"""Fields that are read from a file, unless what was given has the signs of the thing itself."""
 
 
 def _help(field: str) -> str:
@@ -160,6 +180,10 @@ def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     for field in ("json_schema", "guided_grammar"):
         if field in given and not str(given[field]).lstrip().startswith("{"):
             given[field] = _read_text(field, given[field])
+    for field, signs in _FILES.items():
+        text = str(given.get(field, ""))
+        if text and not any(sign in text for sign in signs):
+            given[field] = _read_text(field, text.removeprefix("@"))
     if "tags" in given:
         given["tags"] = dict(_tag(text) for text in given["tags"])
     if "logit_bias" in given:

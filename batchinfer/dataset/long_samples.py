@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 256
 _MAX_ROWS = 2048
 """Rows made at a time: each repeats the columns of its input row."""
-_OF_SAMPLE = ("output", "finish_reason", "token_ids", "cumulative_logprob", "logprobs")
+_OF_SAMPLE = ("output", "finish_reason", "token_ids", "cumulative_logprob", "logprobs",
+    "reasoning", "reasoning_tokens", "tool_calls")  # fmt: skip
 _OF_ROW = ("usage", "cost_usd", "list_cost_usd")
 """Said once a row, by its first sample: sums over the file are those of the job."""
 

@@ -56,10 +56,10 @@ def _message(item: Any, index: int, on_null: OnNull) -> Message:
     if isinstance(item, list):
         item = _from_pairs(item)
     if not isinstance(item, dict):
-        raise _invalid(f"message {index} is not an object with role and content")
+        raise _invalid(f"messages[{index}] is not an object with role and content")
     role = item.get("role")
     if not isinstance(role, str) or not role.strip():
-        raise _invalid(f"message {index} has no role")
+        raise _invalid(f"messages[{index}] has no role")
     rest = {key: value for key, value in item.items() if value is not None and key not in ("role", "content")}
     return {"role": role, "content": _content(item, index, on_null), **rest}
 
@@ -78,22 +78,22 @@ def _content(item: Mapping[str, Any], index: int, on_null: OnNull) -> str:
         if item.get("tool_calls") or on_null == "empty":
             return ""
         if "content" not in item:
-            raise _invalid(f"message {index} has no content")
+            raise _invalid(f"messages[{index}] has no content")
         raise null_outcome(on_null, f"messages[{index}].content")
     if isinstance(content, list):
-        return "\n".join(_part(part, index) for part in content)
+        return "\n".join(_part(part, f"messages[{index}].content[{i}]") for i, part in enumerate(content))
     if not isinstance(content, str):
-        raise _invalid(f"the content of message {index} is neither text nor a list of text parts")
+        raise _invalid(f"messages[{index}].content is neither text nor a list of text parts")
     return content
 
 
-def _part(part: Any, index: int) -> str:
+def _part(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     text = part.get("text") if isinstance(part, dict) else None
     if kind not in _TEXT_PARTS or not isinstance(text, str):
-        raise _invalid(f"message {index} has a part of type {kind!r}; only text is supported")
+        raise _invalid(f"{where} has type {kind!r}; only text is supported")
     return text
 
 

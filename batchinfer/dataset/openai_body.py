@@ -19,7 +19,7 @@ _NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "stream_opt
 # Parameters that are not supported, with the values that ask for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,),
-    "tools": ([],),
+    "parallel_tool_calls": (True,),
 }
 
 

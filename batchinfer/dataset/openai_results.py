@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from batchinfer.dataset.filesystem import Location
+from batchinfer.dataset.openai_logprobs import chat_logprobs, text_logprobs
 from batchinfer.dataset.parquet_source import ParquetReader
 from batchinfer.dataset.schema import OPTIONAL_COLUMNS
 from batchinfer.dataset.staged_file import StagedFile
@@ -57,39 +58,56 @@ class WrittenFile:
 def _usage(row: Row) -> Row:
     usage = row["usage"] or {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
     prompt, completion = usage["prompt_tokens"], usage["completion_tokens"]
-    return {
+    counts = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
     }
+    answers = row.get("samples") or [row]
+    if all(answer.get("reasoning_tokens") is None for answer in answers):
+        return counts
+    reasoning = sum(answer.get("reasoning_tokens") or 0 for answer in answers)
+    return counts | {"completion_tokens_details": {"reasoning_tokens": reasoning}}
 
 
-def _chat_completion(row: Row, context: LineContext) -> Row:
-    message = {"role": "assistant", "content": row["output"], "refusal": None}
+def _document(row: Row, context: LineContext, kind: tuple[str, str], choice: Callable[[Row], Row]) -> Row:
+    """A response's body; ``kind`` is what its id begins with and its ``object``. A choice is a sample."""
+    prefix, name = kind
+    answers = row.get("samples") or [row]
     return {
-        "id": f"chatcmpl-{context.key}-{row['row_index']}",
-        "object": "chat.completion",
+        "id": f"{prefix}-{context.key}-{row['row_index']}",
+        "object": name,
         "created": context.created,
         "model": context.model,
         "choices": [
-            {"index": 0, "message": message, "logprobs": None, "finish_reason": row["finish_reason"]},
+            {"index": index, **choice(answer), "finish_reason": answer["finish_reason"]}
+            for index, answer in enumerate(answers)
         ],
         "usage": _usage(row),
         "system_fingerprint": None,
     }
 
 
+def _chat_completion(row: Row, context: LineContext) -> Row:
+    return _document(row, context, ("chatcmpl", "chat.completion"), _chat_choice)
+
+
+def _chat_choice(answer: Row) -> Row:
+    message: Row = {"role": "assistant", "content": answer["output"], "refusal": None}
+    if answer.get("reasoning") is not None:
+        message["reasoning_content"] = answer["reasoning"]
+    if calls := answer.get("tool_calls"):
+        message |= {"content": answer["output"] or None, "tool_calls": calls}
+    return {"message": message, "logprobs": chat_logprobs(answer.get("logprobs"))}
+
+
 def _text_completion(row: Row, context: LineContext) -> Row:
-    return {
-        "id": f"cmpl-{context.key}-{row['row_index']}",
-        "object": "text_completion",
-        "created": context.created,
-        "model": context.model,
-        "choices": [{"index": 0, "text": row["output"], "logprobs": None, "finish_reason": row["finish_reason"]}],
-        "usage": _usage(row),
-        "system_fingerprint": None,
-    }
+    return _document(row, context, ("cmpl", "text_completion"), _text_choice)
+
+
+def _text_choice(answer: Row) -> Row:
+    return {"text": answer["output"], "logprobs": text_logprobs(answer.get("logprobs"))}
 
 
 ENDPOINTS: Mapping[str, Callable[[Row, LineContext], Row]] = {

@@ -59,6 +59,16 @@ def _is_schema(kind: pa.DataType) -> bool:
     return is_text(kind) or bool(pa.types.is_struct(kind))
 
 
+def _is_tools(kind: pa.DataType) -> bool:
+    """JSON text, or a list of structs."""
+    return is_text(kind) or _is_list(kind, pa.types.is_struct)
+
+
+def _is_table(kind: pa.DataType) -> bool:
+    """JSON text, a struct or a map."""
+    return is_text(kind) or pa.types.is_struct(kind) or pa.types.is_map(kind)
+
+
 # Whole-number parameters may be in a float column too: that is what pandas makes of integers with gaps.
 _MATCHES: dict[str, Callable[[pa.DataType], bool]] = {
     **dict.fromkeys(SamplingParams.model_fields, _is_number),
@@ -68,6 +78,9 @@ _MATCHES: dict[str, Callable[[pa.DataType], bool]] = {
     "json_schema": _is_schema,
     **dict.fromkeys(("guided_regex", "guided_grammar"), is_text),
     "guided_choice": _is_text_list,
+    "tools": _is_tools,
+    "chat_template_kwargs": _is_table,
+    **dict.fromkeys(("tool_choice", "tool_parser", "chat_template", "truncate"), is_text),
     **dict.fromkeys(
         (
             "ignore_eos",
@@ -76,6 +89,7 @@ _MATCHES: dict[str, Callable[[pa.DataType], bool]] = {
             "echo",
             "continue_final_message",
             "retry_truncated",
+            "reasoning",
         ),
         pa.types.is_boolean,
     ),
@@ -160,8 +174,9 @@ class ParamReader:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "sampling parameters"
             given = f" (got {first['input']!r:.80})" if first["loc"] else ""
+            reason = first["msg"].removeprefix("Value error, ")
             code = ErrorCode.INVALID_SCHEMA if where in GUIDES else ErrorCode.INVALID_PARAMS
-            raise failure(code, f"{where}: {first['msg']}{given}") from None
+            raise failure(code, f"{where}: {reason}{given}") from None
 
 
 def _without_nulls(value: Any) -> Any:

@@ -47,6 +47,15 @@ _FIELDS = (
 )
 _TOKEN = (("token_id", pa.int32()), ("token", pa.large_string()), ("logprob", pa.float32()))
 LOGPROBS_TYPE = pa.list_(pa.struct([*_TOKEN, ("rank", pa.int32()), ("top", pa.list_(pa.struct(_TOKEN)))]))
+TOOL_CALLS_TYPE = pa.list_(
+    pa.struct(
+        [
+            ("id", pa.large_string()),
+            ("type", pa.large_string()),
+            ("function", pa.struct([("name", pa.large_string()), ("arguments", pa.large_string())])),
+        ]
+    )
+)
 SAMPLES_TYPE = pa.list_(
     pa.struct(
         [
@@ -56,6 +65,9 @@ SAMPLES_TYPE = pa.list_(
             ("token_ids", pa.list_(pa.int32())),
             ("cumulative_logprob", pa.float64()),
             ("logprobs", LOGPROBS_TYPE),
+            ("reasoning", pa.large_string()),
+            ("reasoning_tokens", pa.int64()),
+            ("tool_calls", TOOL_CALLS_TYPE),
         ]
     )
 )
@@ -66,6 +78,9 @@ OPTIONAL_COLUMNS: dict[str, pa.DataType] = {
     "logprobs": LOGPROBS_TYPE,
     "cumulative_logprob": pa.float64(),
     "prompt_logprobs": LOGPROBS_TYPE,
+    "reasoning": pa.large_string(),
+    "reasoning_tokens": pa.int64(),
+    "tool_calls": TOOL_CALLS_TYPE,
     "samples": SAMPLES_TYPE,
     "parsed": pa.large_string(),
     # what decides the row's answer, in 16 bytes; the row that was computed, its tokens and what it cost

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import pyarrow as pa
 from jinja2 import meta, nodes
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from batchinfer.dataset.input_schema import logical_type
 from batchinfer.dataset.nulls import OnNull, RowSkipped, failure, template_null
@@ -128,3 +130,26 @@ def _template_value(value: Any, kind: pa.DataType, path: str, on_null: OnNull) -
         item = logical_type(kind.value_type)
         return [_template_value(v, item, f"{path}[{i}]", on_null) for i, v in enumerate(value)]
     return value
+
+
+class _Generation(Extension):
+    """transformers' tag around the assistant's text, which marks tokens for training and prints what is in it."""
+
+    tags = {"generation"}  # noqa: RUF012 -- jinja2's interface
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def check_chat_template(source: str) -> None:
+    """Check the syntax of a model's chat template; the model's worker renders it, in a sandbox of its own.
+
+    Raises:
+        InvalidSpecError: wrong syntax.
+    """
+    environment = ImmutableSandboxedEnvironment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
+    try:
+        environment.parse(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise InvalidSpecError(f"chat_template, line {error.lineno}: {error.message}", param="chat_template") from None

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Sequence as Sequence_
 
+    from batchinfer.engine.answer_parts import AnswerParts, AnswerReader
     from batchinfer.engine.detokenizer import Detokenizer
     from batchinfer.engine.logprobs import TokenScore
     from batchinfer.engine.sequence import Sequence
@@ -25,40 +26,52 @@ TAIL_LENGTH = 60
 class AnswerWriter:
     """Writes completions. Values of optional result columns go into ``Completion.extra`` where the row asks for them."""
 
-    def __init__(self, detokenizer: Detokenizer) -> None:
+    def __init__(self, detokenizer: Detokenizer, reader: AnswerReader) -> None:
         self._detokenizer = detokenizer
+        self._reader = reader
 
-    def completion(self, ended: Sequence_[Ended], usage: Usage, device_ns: int, prompt: str | None) -> Completion:
-        """A row that succeeded; ``ended`` are its samples, best first. ``prompt`` is put before each text (``echo``)."""
-        (sequence, reason), params = ended[0], ended[0][0].params
+    def completion(
+        self, ended: Sequence_[Ended], usage: Usage, device_ns: int, prompt: str | None, notes: tuple[str, ...] = ()
+    ) -> Completion:
+        """A row that succeeded; ``ended`` are its samples, best first. ``prompt`` is put before each text (``echo``).
+
+        ``notes`` are warnings that the row has already.
+        """
+        sequence, params = ended[0][0], ended[0][0].params
         if cut := next((s for s, _ in ended if _is_truncated(s)), None):
             return failed(sequence.request_id, _truncated(cut), usage, device_ns, sequence.clamped_max_tokens)
+        parts = [self._reader.parts(sample, reason, index) for index, (sample, reason) in enumerate(ended)]
+        warnings = (warning for part in parts for warning in part.warnings)
         return Completion(
             request_id=sequence.request_id,
             status=RowStatus.SUCCEEDED,
-            text=(prompt or "") + sequence.stop.text,
+            text=(prompt or "") + parts[0].text,
             token_ids=tuple(sequence.output_token_ids),
-            finish_reason=reason,
+            finish_reason=parts[0].finish_reason,
             usage=usage,
             device_ns=device_ns,
             clamped_max_tokens=sequence.clamped_max_tokens,
-            warnings=_warnings([s for s, _ in ended]),
             extra=self._scores(sequence)
             | _parsed(sequence)
+            | parts[0].extra
             | self._prompt_scores(ended)
-            | ({"samples": self._samples(ended, prompt)} if params.has_samples else {}),
+            | ({"samples": self._samples(ended, parts, prompt)} if params.has_samples else {}),
+            warnings=(*notes, *_warnings([s for s, _ in ended]), *dict.fromkeys(warnings)),
         )
 
-    def _samples(self, ended: Iterable[Ended], prompt: str | None) -> list[dict[str, Any]]:
+    def _samples(
+        self, ended: Iterable[Ended], parts: Iterable[AnswerParts], prompt: str | None
+    ) -> list[dict[str, Any]]:
         return [
             {
                 "sample_index": index,
-                "output": (prompt or "") + sequence.stop.text,
-                "finish_reason": reason.value,
+                "output": (prompt or "") + part.text,
+                "finish_reason": part.finish_reason.value,
                 "token_ids": sequence.output_token_ids,
                 **self._scores(sequence),
+                **part.extra,
             }
-            for index, (sequence, reason) in enumerate(ended)
+            for index, ((sequence, _), part) in enumerate(zip(ended, parts, strict=True))
         ]
 
     def _scores(self, sequence: Sequence) -> dict[str, Any]:

@@ -82,10 +82,10 @@ class BeamRow(Row):
 
     def __init__(
         self, search: BeamSearch, ends: Collection[int], make: Callable[[Beam], Sequence], writer: AnswerWriter,
-        echo: str | None = None,
+        *, echo: str | None = None, notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self._first = make(search.running[0])
-        super().__init__([self._first], writer, echo)
+        super().__init__([self._first], writer, echo, notes)
         self._search = search
         self._ends = ends
         self._make = make
@@ -132,7 +132,7 @@ class BeamRow(Row):
             for token_id in beam.tokens:
                 sequence.stop.append(token_id)
             ended.append((sequence, FinishReason.STOP if beam.tokens[-1] in self._ends else FinishReason.LENGTH))
-        return self._writer.completion(ended, self._usage(), self.device_ns, self._echo)
+        return self._writer.completion(ended, self._usage(), self.device_ns, self._echo, self.notes)
 
     def _usage(self) -> Usage:
         return Usage(self._first.num_prompt_tokens, self._first.num_cached_tokens, self._num_generated)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from batchinfer.engine.messages import normalize_messages
+from batchinfer.chat_params import ToolParser
+from batchinfer.engine.messages import fit_roles, normalize_messages
+from batchinfer.engine.tool_calls import call_format_of, opening_of
 from batchinfer.errors import RowFailure
+from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import ErrorCode, RowError
 
 if TYPE_CHECKING:
     from batchinfer.types import Message, Request
 
+_PLAIN = SamplingParams()
+_TOOLS = re.compile(r"\btools\b")
 MAX_PREFIXES = 64
 """Most prefixes of a refused conversation that are rendered to find the message at fault."""
 
@@ -31,6 +37,20 @@ class ChatRenderer:
         """Token ids that the model knows: 0 to one less."""
         return self._vocab_size
 
+    def token_id(self, text: str) -> int | None:
+        """The token that stands for exactly this text, such as ``</think>``; None if there is none."""
+        token_id: int | None = self._tokenizer.backend_tokenizer.token_to_id(text)
+        return token_id
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of token ids, special ones by their names."""
+        text: str = self._tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
+
+    def num_leading(self, token_ids: list[int]) -> int:
+        """How many of the first tokens are no part of the text: BOS."""
+        return int(bool(token_ids) and token_ids[0] == self._tokenizer.bos_token_id)
+
     def encode_fragment(self, text: str) -> list[int]:
         """Token ids of text that stands in the middle of something: nothing added."""
         token_ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
@@ -45,7 +65,9 @@ class ChatRenderer:
         if request.prompt_token_ids is not None:
             return self._check_token_ids(request.prompt_token_ids)
         if request.messages is not None:
-            return self.encode_messages(request.messages, continues=request.params.continue_final_message)
+            return self.encode_messages(request.messages, request.params)
+        if request.params.shown_tools:
+            _fail(ErrorCode.INVALID_PARAMS, "tools need a conversation: use a messages column, or --system")
         return self.encode_prompt(request.prompt or "")
 
     def encode_prompt(self, prompt: str) -> list[int]:
@@ -56,43 +78,92 @@ class ChatRenderer:
         starts_with_bos = bool(bos) and prompt.startswith(bos)
         return self._tokenize(prompt, add_special_tokens=not starts_with_bos)
 
-    def encode_messages(self, messages: list[Message], *, continues: bool = False) -> list[int]:
-        """Token ids of a conversation: the chat template applied once, nothing added after it."""
-        text = self.render(messages, continues=continues)
+    def encode_messages(self, messages: list[Message], params: SamplingParams = _PLAIN) -> list[int]:
+        """Token ids of a conversation: the chat template applied once, nothing added but what a tool choice forces."""
+        text = self.render(messages, params)
         if not text:
             _fail(ErrorCode.EMPTY_PROMPT, "the chat template made no text of these messages")
-        return self._tokenize(text, add_special_tokens=False)
+        return self._tokenize(text + self.opening(params), add_special_tokens=False)
 
-    def render(self, messages: list[Message], *, continues: bool = False) -> str:
+    def template_of(self, params: SamplingParams) -> str:
+        """The chat template of a row: its own, else the model's (the one for tools, where there are several).
+
+        Raises:
+            RowFailure: ``template_error``: there is none.
+        """
+        if params.chat_template is not None:
+            return params.chat_template
+        if not self._tokenizer.chat_template:
+            _fail(
+                ErrorCode.TEMPLATE_ERROR,
+                "the model has no chat template: give one with --chat-template, use a prompt column or another model",
+            )
+        try:
+            template: str = self._tokenizer.get_chat_template(tools=list(params.shown_tools) or None)
+        except ValueError as error:
+            _fail(ErrorCode.TEMPLATE_ERROR, f"the model's chat template cannot be chosen: {error}")
+        return template
+
+    def call_format(self, params: SamplingParams) -> ToolParser:
+        """How the row's tool calls are written: as asked for, else as the template shows."""
+        if params.tool_parser is not ToolParser.AUTO:
+            return params.tool_parser
+        has_template = params.chat_template or self._tokenizer.chat_template
+        return call_format_of(self.template_of(params)) if has_template else ToolParser.NONE
+
+    def opening(self, params: SamplingParams) -> str:
+        """What the answer begins with where a tool must be called; part of the prompt."""
+        if not params.shown_tools or params.tool_choice == "auto":
+            return ""
+        call_format = self.call_format(params)
+        if call_format is ToolParser.NONE:
+            _fail(
+                ErrorCode.INVALID_PARAMS,
+                "tool_choice: the chat template writes tool calls in no known way; choose a --tool-parser",
+            )
+        return opening_of(call_format, None if params.tool_choice == "required" else params.tool_choice)
+
+    def render(self, messages: list[Message], params: SamplingParams = _PLAIN) -> str:
         """The text that the chat template makes of a conversation, up to where the answer begins.
 
-        With ``continues`` that is the end of the last message, which is the assistant's and not closed.
+        With ``continue_final_message`` that is the end of the last message, which is the assistant's and not closed.
         """
-        if not self._tokenizer.chat_template:
-            _fail(ErrorCode.TEMPLATE_ERROR, "the model has no chat template: use a prompt column or another model")
-        conversation = normalize_messages(messages)
-        if continues and conversation[-1]["role"] != "assistant":
+        template = self.template_of(params)
+        if params.shown_tools and not _TOOLS.search(template):
+            _fail(
+                ErrorCode.INVALID_PARAMS,
+                "tools: the chat template has no place for them; use a model made for tools, or a --chat-template",
+            )
+        conversation = fit_roles(normalize_messages(messages), template)
+        if params.continue_final_message and conversation[-1]["role"] != "assistant":
             _fail(
                 ErrorCode.INVALID_MESSAGES,
                 f"messages[{len(conversation) - 1}]: continue_final_message needs a last message of the assistant's",
             )
         try:
-            return self._apply(conversation, continues=continues)
+            return self._apply(conversation, params, continues=params.continue_final_message)
         except Exception as error:  # noqa: BLE001 -- a template is a program of the model's maker: it may raise anything
-            where = self._refused_at(conversation, str(error))
-            _fail(ErrorCode.INVALID_MESSAGES, f"{where}the model's chat template refused the messages: {error}")
+            where = self._refused_at(conversation, params, str(error))
+            whose = "the model's" if params.chat_template is None else "the"
+            _fail(ErrorCode.INVALID_MESSAGES, f"{where}{whose} chat template refused the messages: {error}")
 
-    def _apply(self, conversation: list[Message], *, continues: bool = False) -> str:
+    def _apply(self, conversation: list[Message], params: SamplingParams, *, continues: bool = False) -> str:
         text: str = self._tokenizer.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues
+            conversation,
+            tools=list(params.shown_tools) or None,
+            chat_template=params.chat_template,
+            tokenize=False,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            **params.chat_template_kwargs,
         )
         return text
 
-    def _refused_at(self, conversation: list[Message], reason: str) -> str:
+    def _refused_at(self, conversation: list[Message], params: SamplingParams, reason: str) -> str:
         """``"messages[2]: "`` if the first two messages pass and the third brings the same refusal, else nothing."""
         for end in range(1, min(len(conversation), MAX_PREFIXES) + 1):
             try:
-                self._apply(conversation[:end])
+                self._apply(conversation[:end], params)
             except Exception as error:  # noqa: BLE001 -- see render
                 return f"messages[{end - 1}]: " if str(error) == reason else ""
         return ""

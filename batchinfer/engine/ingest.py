@@ -5,15 +5,18 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from batchinfer.engine.answer_parts import AnswerReader
 from batchinfer.engine.answers import AnswerWriter
 from batchinfer.engine.beam import Beam, BeamRow, BeamSearch, num_candidates
 from batchinfer.engine.block_pool import root_hash
 from batchinfer.engine.logit_rules import rules_of
 from batchinfer.engine.logprobs import AnswerScores, PromptScores
 from batchinfer.engine.progress import go_on
+from batchinfer.engine.reasoning import ReasoningLimit, ReasoningStream
 from batchinfer.engine.row import Row, sample_seed
 from batchinfer.engine.sequence import Sequence
 from batchinfer.engine.stop import StopChecker
+from batchinfer.engine.truncation import encode_within
 from batchinfer.errors import RowFailure
 from batchinfer.types import ErrorCode, RowError
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from batchinfer.engine.chat import ChatRenderer
+    from batchinfer.engine.constraint import TokenConstraint
     from batchinfer.engine.detokenizer import Detokenizer, TextStream
     from batchinfer.engine.guided import GrammarCompiler, GuidedAnswer
     from batchinfer.sampling_params import SamplingParams
@@ -49,13 +53,13 @@ class Ingest:
     ) -> None:
         """Without ``grammars``, rows that ask for structured output are refused."""
         self._renderer = renderer
-        self._detokenizer = detokenizer
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._max_kv_tokens = max_kv_tokens
         self._seed = seed
         self._grammars = grammars
-        self._writer = AnswerWriter(detokenizer)
+        self._reader = AnswerReader(renderer, detokenizer)
+        self._writer = AnswerWriter(detokenizer, self._reader)
         self._root = root_hash()
         self._num_sequences = 0
 
@@ -66,22 +70,24 @@ class Ingest:
             RowFailure: the prompt is empty, too long, or cannot be rendered; a parameter does not fit the model.
         """
         params = request.params
-        prompt = self._encode(request)
+        prompt, notes = self._encode(request)
         is_scored = params.prompt_logprobs is not None
         max_tokens = self._clamp(len(prompt), params.max_tokens, is_computed=is_scored)
         seed = row_seed(self._seed, request.request_id) if params.seed is None else params.seed
         echo = self._echo(request, prompt) if params.echo else None
         if params.beam_width > 1 and max_tokens > 0:
-            return self._beams(request, prompt, max_tokens, echo)
+            return self._beams(request, prompt, max_tokens, echo, notes)
         sequences = [
             self._sample(request, prompt, max_tokens, sample_seed(seed, index), index)
             for index in range(params.num_sequences)
         ]
         if params.prompt_logprobs is not None:
             sequences[0].prompt_scores = PromptScores(len(prompt), params.prompt_logprobs)
-        return Row(sequences, self._writer, echo)
+        return Row(sequences, self._writer, echo, notes)
 
-    def _beams(self, request: Request, prompt: list[int], max_tokens: int, echo: str | None) -> Row:
+    def _beams(
+        self, request: Request, prompt: list[int], max_tokens: int, echo: str | None, notes: tuple[str, ...]
+    ) -> Row:
         """A row that is searched for; each beam is a sequence of one new token."""
         params = request.params
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
@@ -100,7 +106,7 @@ class Ingest:
             return sequence
 
         search = BeamSearch(params.beam_width, max_tokens, params.length_penalty, ends)
-        return BeamRow(search, ends, make, self._writer, echo)
+        return BeamRow(search, ends, make, self._writer, echo=echo, notes=notes)
 
     def _sample(self, request: Request, prompt: list[int], max_tokens: int, seed: int, index: int) -> Sequence:
         """One of a row's samples, as far as an earlier engine had come with it."""
@@ -112,7 +118,8 @@ class Ingest:
     def _sequence(self, request: Request, prompt: list[int], max_tokens: int, seed: int) -> Sequence:
         params = request.params
         self._num_sequences += 1
-        constraint = self._constraint(params)
+        stream = self._reader.start(request, prompt)
+        constraint = self._constraint(params, stream)
         longer = None
         if params.retry_truncated and constraint is not None and constraint.is_json:
             longer = self._clamp(len(prompt), 2 * params.max_tokens, is_computed=False)
@@ -126,15 +133,23 @@ class Ingest:
             seed=seed,
             arrival=self._num_sequences,
             root=self._root,
-            stop=StopChecker(params, self._eos_token_ids, self._stream(params)),
+            stop=StopChecker(params, self._eos_token_ids, stream),
             rules=rules_of(params, prompt, self._renderer),
             constraint=constraint,
             max_tokens_if_truncated=longer,
             scores=AnswerScores(params.logprobs) if params.has_scores else None,
+            opening=self._renderer.opening(params) if params.parses_tool_calls else "",
         )
 
-    def _constraint(self, params: SamplingParams) -> GuidedAnswer | None:
-        """What the answer must look like; a token whose log-probability is wanted is sampled, however forced it is."""
+    def _constraint(self, params: SamplingParams, stream: TextStream) -> TokenConstraint | None:
+        """What the answer must look like, and where reasoning before it ends."""
+        guided = self._guided(params)
+        if not isinstance(stream, ReasoningStream) or (guided is None and params.max_reasoning_tokens is None):
+            return guided
+        return ReasoningLimit(stream, self._reader.tags, params.max_reasoning_tokens, guided)
+
+    def _guided(self, params: SamplingParams) -> GuidedAnswer | None:
+        """A token whose log-probability is wanted is sampled, however forced it is."""
         guide = params.guide
         if guide is None:
             return None
@@ -146,19 +161,19 @@ class Ingest:
         """The prompt's text: as it was given, or what its tokens say."""
         if request.prompt is not None:
             return request.prompt
-        stream = self._stream(request.params)
+        stream = self._reader.stream(request.params)
         for token_id in prompt:
             stream.append(token_id)
         return stream.text
 
-    def _stream(self, params: SamplingParams) -> TextStream:
-        if params.skip_special_tokens:
-            return self._detokenizer.start()
-        return self._detokenizer.start(skip_special_tokens=False)
-
-    def _encode(self, request: Request) -> list[int]:
+    def _encode(self, request: Request) -> tuple[list[int], tuple[str, ...]]:
+        """Token ids of the prompt, and what was done to it."""
         try:
-            return self._renderer.encode(request)
+            if request.params.truncate is None:
+                return self._renderer.encode(request), ()
+            max_tokens = request.params.max_tokens
+            room = min(self._max_model_len - max_tokens, self._max_kv_tokens + 1 - max(max_tokens, 1))
+            return encode_within(self._renderer, request, room)
         except RowFailure:
             raise
         except Exception as error:  # a row that breaks the tokenizer must not break its neighbours

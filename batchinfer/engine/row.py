@@ -28,14 +28,17 @@ class Row:
     The row ends when its last sequence does, or with the first error among them.
     """
 
-    def __init__(self, sequences: list[Sequence], writer: AnswerWriter, echo: str | None = None) -> None:
-        """``echo`` is the prompt's text, where the answer is to begin with it."""
+    def __init__(
+        self, sequences: list[Sequence], writer: AnswerWriter, echo: str | None = None, notes: tuple[str, ...] = ()
+    ) -> None:
+        """``echo`` is the prompt's text, where the answer is to begin with it; ``notes`` become warnings."""
         self.request_id = sequences[0].request_id
         self.live = list(sequences)
         """Sequences that the scheduler knows."""
         self._all = list(sequences)
         self._writer = writer
         self._echo = echo
+        self.notes = notes
         self._reasons: dict[Sequence, FinishReason] = {}
 
     @property
@@ -72,7 +75,7 @@ class Row:
             samples = sorted(samples, key=lambda s: (_is_incomplete(s), -(s.scores.cumulative if s.scores else 0.0)))
             samples = samples[: params.n]
         ended = [(sequence, self._reasons[sequence]) for sequence in samples]
-        return self._writer.completion(ended, self._usage(), self.device_ns, self._echo)
+        return self._writer.completion(ended, self._usage(), self.device_ns, self._echo, self.notes)
 
     def _usage(self) -> Usage:
         """The prompt counts once, whatever it is used for."""

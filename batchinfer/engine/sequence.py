@@ -44,6 +44,8 @@ class Sequence:
     scores: AnswerScores | None = None
     prompt_scores: PromptScores | None = None
     """Log-probabilities, where the row asks for them."""
+    opening: str = ""
+    """Text at the prompt's end that belongs to the answer."""
     is_beam: bool = False
     """Whether it is a step of a beam search, whose length says nothing of answers."""
 

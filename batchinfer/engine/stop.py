@@ -24,7 +24,8 @@ class StopChecker:
         self._min_tokens = params.min_tokens
         self._stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         self._keeps_stop = params.include_stop_str_in_output
-        self._stream = stream
+        self.stream = stream
+        """Text of the answer, wherever it is cut."""
         self._num_tokens = 0
         self._longest = max((len(stop) for stop in params.stop), default=0)
         self._tail = ""
@@ -35,15 +36,15 @@ class StopChecker:
         self._num_tokens += 1
         if token_id in self._stop_ids and self._num_tokens > self._min_tokens:
             if self._keeps_stop:
-                self._stream.append(token_id)
+                self.stream.append(token_id)
             return True
-        part = self._stream.append(token_id)
+        part = self.stream.append(token_id)
         return self._find_stop_string(part, may_stop=self._num_tokens >= self._min_tokens)
 
     @property
     def text(self) -> str:
         """The answer: without the stop string or the stop token that ended it, unless these are to be kept."""
-        return self._stream.text[: self._cut]
+        return self.stream.text[: self._cut]
 
     def _find_stop_string(self, part: str, *, may_stop: bool) -> bool:
         """Look where ``part`` was added: a stop string that ends in it. The earliest to begin cuts the text."""
@@ -57,5 +58,5 @@ class StopChecker:
             return False
         first, stop = min(found, key=lambda pair: pair[0])
         # the window ends where the text does, but for an incomplete character
-        self._cut = self._stream.text.rfind(window[first:]) + (len(stop) if self._keeps_stop else 0)
+        self._cut = self.stream.text.rfind(window[first:]) + (len(stop) if self._keeps_stop else 0)
         return True

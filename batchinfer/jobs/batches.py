@@ -14,7 +14,7 @@ from batchinfer.jobs.files import BATCH, MAX_EXPIRY_S, MIN_EXPIRY_S
 from batchinfer.jobs.ids import new_job_id
 from batchinfer.jobs.ledger_files import BatchTerms, attach_batch
 from batchinfer.jobs.openai_views import BatchList, BatchObject, page
-from batchinfer.jobs.spec import JobSpec
+from batchinfer.jobs.spec import JobSpec, RowColumn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +78,7 @@ class BatchService:
         model = self._model_of(file.location)
         job_id = new_job_id()
         spec = _spec({
-            **_DEFAULTS.get(endpoint, {}), **_checked(options), "inputs": (file.id,),
+            "include_columns": tuple(RowColumn), **_DEFAULTS.get(endpoint, {}), **_checked(options), "inputs": (file.id,),
             "model": self._models.get(model, model), "tags": dict(metadata or {}), "deadline": datetime.now(UTC) + window,
         })  # fmt: skip
         spec, attach_inputs = self._files.use_inputs(self._caller, spec, job_id)

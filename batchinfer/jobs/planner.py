@@ -71,6 +71,7 @@ def plan_job(spec: JobSpec, batch: BatchTerms | None = None, roots: Roots | None
     from batchinfer.dataset.prompt import RowReader  # noqa: PLC0415 -- see prompt_config
     from batchinfer.dataset.schema import ResultSchema  # noqa: PLC0415 -- see prompt_config
     from batchinfer.dataset.source import InputSource  # noqa: PLC0415 -- see prompt_config
+    from batchinfer.dataset.template import check_chat_template  # noqa: PLC0415 -- see prompt_config
 
     if roots is not None:
         for path in spec.inputs:
@@ -80,16 +81,34 @@ def plan_job(spec: JobSpec, batch: BatchTerms | None = None, roots: Roots | None
     source = InputSource.open(spec.inputs, spec.limit, roots)
     ResultSchema(source.schema, spec.column_prefix, spec.result_columns())
     reader = RowReader(prompt_config(spec), source.schema)
+    if spec.chat_template is not None:
+        check_chat_template(spec.chat_template)
     id_column = spec.id_column or source.default_id_column
     if id_column is not None:
         _check_ids(spec, source, id_column, batch)
     return JobPlan(
         num_rows=source.num_rows,
         fingerprint=source.fingerprint(),
-        warnings=(*source.warnings, *reader.warnings, *_sample_warnings(source, reader)),
+        warnings=(
+            *source.warnings,
+            *reader.warnings,
+            *_missing_columns(spec, reader),
+            *_sample_warnings(source, reader),
+        ),
         shards=cut_shards(
             lambda: source.token_weights(reader.columns), max_tokens=spec.max_tokens, shard_rows=spec.shard_rows
         ),
+    )
+
+
+def _missing_columns(spec: JobSpec, reader: RowReader) -> tuple[str, ...]:
+    """For people: what rows ask for by columns of their own, and the job has no place for."""
+    has = spec.result_columns()
+    asked = {"tools": "tool_calls", "reasoning": "reasoning", "logprobs": "logprobs", "n": "samples"}
+    return tuple(
+        f"Rows have {column!r} of their own, but the results have no {result!r}: add --include-column {result}."
+        for column, result in asked.items()
+        if column in reader.columns and result not in has
     )
 
 

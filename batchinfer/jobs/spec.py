@@ -10,8 +10,9 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from batchinfer.chat_params import ToolParser, Truncate, read_field
 from batchinfer.errors import InvalidSpecError
 from batchinfer.guided import schema_text, single_schema
 from batchinfer.jobs.needs import POOL_NAME
@@ -38,6 +39,18 @@ class SamplesLayout(StrEnum):
 
     LIST = "list"
     LONG = "long"
+
+
+class RowColumn(StrEnum):
+    """Result columns that rows fill by parameters of their own."""
+
+    LOGPROBS = "logprobs"
+    CUMULATIVE_LOGPROB = "cumulative_logprob"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    REASONING = "reasoning"
+    REASONING_TOKENS = "reasoning_tokens"
+    TOOL_CALLS = "tool_calls"
+    SAMPLES = "samples"
 
 
 class Dtype(StrEnum):
@@ -124,6 +137,8 @@ class JobSpec(BaseModel):
     """Put before the names of the result columns, where the input has columns of the same names."""
     include_token_ids: bool = False
     """Add the ``token_ids`` column."""
+    include_columns: tuple[RowColumn, ...] = ()
+    """Result columns to add for rows that ask for more than the job does."""
     limit: Annotated[int | None, Field(ge=1, lt=2**63)] = None
     """Only the first rows of the input."""
 
@@ -148,6 +163,15 @@ class JobSpec(BaseModel):
     skip_special_tokens: bool = True
     echo: bool = False
     continue_final_message: bool = False
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions that the model may call, in OpenAI's form."""
+    tool_choice: str = "auto"
+    tool_parser: ToolParser = ToolParser.AUTO
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning: bool = False
+    max_reasoning_tokens: int | None = None
+    truncate: Truncate | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
@@ -227,6 +251,11 @@ class JobSpec(BaseModel):
                 raise ValueError(f"{value!r} is no share: give one such as 0.5% or 0.005") from None
         return value
 
+    @field_validator("tools", "tool_choice", "chat_template_kwargs", mode="before")
+    @classmethod
+    def _read_as_a_row_has_it(cls, value: object, info: ValidationInfo) -> object:
+        return read_field(info.field_name, value)
+
     @field_validator("deadline", mode="before")
     @classmethod
     def _deadline_may_be_a_duration(cls, value: object) -> object:
@@ -250,8 +279,14 @@ class JobSpec(BaseModel):
         return self
 
     def sampling_params(self) -> SamplingParams:
-        """The job's defaults for each row; per-row columns override them."""
-        return SamplingParams(**{name: getattr(self, name) for name in _SAMPLING_FIELDS})
+        """The job's defaults for each row; per-row columns override them.
+
+        Without a column for tool calls they stay in the text.
+        """
+        fields = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        if not self.tools and RowColumn.TOOL_CALLS not in self.include_columns:
+            fields["tool_parser"] = ToolParser.NONE
+        return SamplingParams(**fields)
 
     def result_columns(self) -> tuple[str, ...]:
         """Names of the optional result columns that this job writes (``dataset.schema.OPTIONAL_COLUMNS``)."""
@@ -261,12 +296,15 @@ class JobSpec(BaseModel):
             "logprobs": self.logprobs is not None,
             "cumulative_logprob": params.has_scores,
             "prompt_logprobs": self.prompt_logprobs is not None,
+            "reasoning": params.splits_reasoning,
+            "reasoning_tokens": params.splits_reasoning,
+            "tool_calls": bool(self.tools),
             "row_key": self.reuse_results,
             "reused_from": self.reuse_results,
             "samples": params.has_samples,
             "parsed": self.parsed or self.json_schema is not None,
         }
-        return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+        return tuple(name for name, is_wanted in wanted.items() if is_wanted or name in self.include_columns)
 
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON of the spec, in hex: equal specs have equal fingerprints."""

@@ -213,3 +213,34 @@ def test_a_final_message_is_continued_where_it_ends(smol, renderer):
         renderer.encode(Request("a", params, messages=turns[:1]))
     assert failure.value.error.code is ErrorCode.INVALID_MESSAGES
     assert failure.value.error.message.startswith("messages[0]: continue_final_message needs")
+
+
+def test_developer_is_the_system_where_the_template_has_no_developer(renderer):
+    turns = [{"role": "developer", "content": "Be brief."}, user("Hi")]
+    assert renderer.render(turns) == renderer.render([turns[0] | {"role": "system"}, turns[1]])
+    own = SamplingParams(chat_template="{% for m in messages %}{{ m.role }} {% endfor %}{# developer #}")
+    assert renderer.render(turns, own) == "developer user "
+
+
+def test_a_role_that_nobody_knows_is_named(renderer):
+    code, message = failure(renderer.encode_messages, [user("a"), {"role": "asistant", "content": "b"}])
+    assert code is ErrorCode.INVALID_MESSAGES
+    assert message.startswith("messages[1].role is 'asistant'")
+    own = SamplingParams(chat_template="{% for m in messages %}{{ m.role == 'critic' }} {% endfor %}")
+    assert renderer.render([{"role": "critic", "content": "b"}], own) == "True "
+
+
+def test_names_and_template_variables_reach_the_template(smol, renderer):
+    template = "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}{{ mood }}"
+    turns = [{**user("Hi"), "name": "Ada"}]
+    params = SamplingParams(chat_template=template, chat_template_kwargs={"mood": [1, "é"]})
+    expected = smol.apply_chat_template(turns, chat_template=template, tokenize=False, mood=[1, "é"])
+    assert renderer.render(turns, params) == expected == "Ada: Hi[1, 'é']"
+    assert failure(renderer.encode_messages, [{**user("Hi"), "name": 3}])[1].startswith("messages[0].name is a number")
+
+
+def test_a_jobs_template_runs_in_the_sandbox(renderer):
+    params = SamplingParams(chat_template="{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    code, message = failure(lambda: renderer.encode_messages([user("a")], params))
+    assert code is ErrorCode.INVALID_MESSAGES
+    assert "the chat template refused" in message

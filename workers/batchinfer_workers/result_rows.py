@@ -23,6 +23,8 @@ _CLOSED = {
     RowStatus.CANCELLED: RowError(ErrorCode.JOB_CANCELLED, "the job was cancelled before this row ran"),
     RowStatus.EXPIRED: RowError(ErrorCode.DEADLINE_EXCEEDED, "the job's deadline passed before this row ran"),
 }
+_BY_ROW = ("logprobs", "prompt_logprobs", "reasoning", "tool_calls", "samples", "parsed")
+"""Optional columns that a row may ask for by parameters of its own."""
 _LOST = RowError(ErrorCode.WORKER_LOST, "the engine process ended each time this row ran, even alone")
 
 
@@ -105,7 +107,7 @@ class ResultRows:
 
     def _left_out(self, completion: Completion) -> tuple[str, ...]:
         """What a row asked for by a column of its own, in a job that has no result column for it."""
-        asked = [name for name in ("logprobs", "prompt_logprobs", "samples", "parsed") if name in completion.extra]
+        asked = [name for name in _BY_ROW if completion.extra.get(name) is not None]
         return tuple(f"no_column:{name}" for name in asked if name not in self._columns)
 
     def errored(self, row_index: int, error: RowError, warnings: tuple[str, ...] = ()) -> ResultRow:

@@ -25,7 +25,7 @@ def test_a_batch_from_upload_to_answers(client, server, monkeypatch):
     requests = [chat(f"r-{number}", f"row {number} says hello ☾", temperature=0) for number in range(20)]
     bad = [
         chat("empty", "ERROR please"),
-        chat("unsupported", "hi", tools=[{"type": "function", "function": {"name": "f"}}]),
+        chat("unsupported", "hi", functions=[{"name": "f"}]),
         chat("hot", "hi", temperature=-1),
         chat("short", "one two three four five", max_completion_tokens=2),
     ]
@@ -66,7 +66,7 @@ def test_a_batch_from_upload_to_answers(client, server, monkeypatch):
     assert {name: response["status_code"] for name, response in errors.items()} == {
         "empty": 500, "unsupported": 400, "hot": 400,
     }  # fmt: skip
-    assert "tools" in errors["unsupported"]["body"]["error"]["message"]
+    assert "functions" in errors["unsupported"]["body"]["error"]["message"]
     total = sum(line["response"]["body"]["usage"]["total_tokens"] for line in answers)
     assert done.usage.total_tokens == total + 2  # the row that failed in the engine had two words
 

@@ -44,12 +44,13 @@ def test_requests_of_chat_and_completion_with_their_parameters(tmp_path):
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [
-        (chat("x", tools=[{"type": "function"}]), ErrorCode.INVALID_PARAMS, "'tools' is not supported"),
-        (chat("x", n=2), ErrorCode.INVALID_PARAMS, "'n' is not supported"),
+        (chat("x", tools=[{"type": "function"}]), ErrorCode.INVALID_PARAMS, "tools: tools[0] is not"),
+        (chat("x", n=2), ErrorCode.INVALID_PARAMS, "samples at temperature 0"),
+        (chat("x", functions=[]), ErrorCode.INVALID_PARAMS, "'functions' is not supported"),
         (chat("x", temperature="hot"), ErrorCode.INVALID_PARAMS, "temperature"),
         (chat("x", max_tokens=[1, [2]]), ErrorCode.INVALID_PARAMS, "max_tokens"),
         ({"messages": []}, ErrorCode.INVALID_MESSAGES, "empty"),
-        ({"messages": [{"role": "user"}]}, ErrorCode.INVALID_MESSAGES, "message 0 has no content"),
+        ({"messages": [{"role": "user"}]}, ErrorCode.INVALID_MESSAGES, "messages[0] has no content"),
         ({"prompt": ["a", "b"]}, ErrorCode.INVALID_MESSAGES, "one string"),
         ({}, ErrorCode.INVALID_MESSAGES, "neither"),
         (chat("  "), ErrorCode.EMPTY_PROMPT, "no text"),
