@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schedule": ("schedule", "Run jobs by the clock, each moment exactly once."),
     "events": ("look", "Show what happened to a job, oldest first."),
     "workers": ("look", "List workers: where they run, with which model, and whether they give signs of life."),
+    "convert": ("convert", "Convert between OpenAI batch files and Parquet, without loss."),
     "price": ("price", "Set and show list prices of models and hourly prices of devices."),
     "usage": ("usage", "Show what was run and what it cost, by day, tenant, model, job or tag."),
     "budget": ("budget", "Limit what tenants may spend in a month."),

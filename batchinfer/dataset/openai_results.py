@@ -166,4 +166,5 @@ def _rows(files: Iterable[str]) -> Iterator[Row]:
         with ParquetReader(Location.parse(file)) as reader:
             columns = [name for name in (*_COLUMNS, *OPTIONAL_COLUMNS) if name in reader.schema.names]
             for batch in reader.iter_batches(0, reader.num_rows, columns, _BATCH_ROWS):
-                yield from batch.to_pylist()
+                for row in batch.to_pylist():
+                    yield {"custom_id": f"row-{row['row_index']}"} | row
