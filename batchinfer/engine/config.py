@@ -11,6 +11,7 @@ from batchinfer.errors import InvalidSpecError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "int8-weight-only")
 KV_CACHE_DTYPES = ("auto", "int8")
+SPECULATIONS = ("off", "ngram", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,9 @@ class EngineConfig:
     """Size of the KV cache in bytes; None takes what ``max_num_seqs`` full contexts need, within the memory there is."""
     enable_prefix_caching: bool = True
     """Share the KV cache blocks of equal prefixes."""
+    speculation: str = "off"
+    """One of :data:`SPECULATIONS`: ``ngram`` guesses next tokens from the row's own text, ``auto`` only where that is
+    measured to pay (fused layers on a CPU). Answers are the same to the byte."""
     seed: int = 0
     """From it and the request id the seed of an unseeded row is derived."""
     device: str = "auto"
@@ -56,6 +60,7 @@ class EngineConfig:
         _require_one_of("dtype", self.dtype, DTYPES)
         _require_one_of("quantization", self.quantization, QUANTIZATIONS)
         _require_one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        _require_one_of("speculation", self.speculation, SPECULATIONS)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:

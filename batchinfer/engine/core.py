@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from batchinfer.engine.advance import advance
 from batchinfer.engine.constraint import MaskPool
+from batchinfer.engine.guessed import Guessed
 from batchinfer.engine.metering import split_exactly
 from batchinfer.engine.recovery import Recovery
 from batchinfer.engine.sampler import Sampler, SamplingRow
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from batchinfer.engine.sequence import Sequence
     from batchinfer.types import Request, SampleProgress
 
+    Outcome = tuple[Sequence, FinishReason | RowError | None]
+    """A sequence that sampled, and how it ended, if it did."""
     Ended = list[tuple[Sequence, FinishReason | RowError]]
     """Sequences that ended in a step, and how."""
 
@@ -197,28 +200,35 @@ class EngineCore:
     def _run(self, output: SchedulerOutput) -> Ended:
         """Compute and sample; a failure is rolled back and blamed on a row once it is found."""
         assert self._runner is not None, "the engine is closed"
-        sampling = [part.sequence for part in output.scheduled if part.samples]
+        parts = [part for part in output.scheduled if part.samples]
+        sampling = [part.sequence for part in parts]
         rows = [SamplingRow.of(sequence) for sequence in sampling]
-        kept = [i for i, row in enumerate(rows) if row.needs_logits]
+        guessed = Guessed.of(parts)
+        kept = guessed.kept([row.needs_logits for row in rows])
         unscored = Unscored.of(output)
         started = self._clock()
         try:
             with self._masks.computing([row.constraint for row in rows if row.constraint is not None]):
-                head, scored = self._runner.execute(output.scheduled, kept, unscored.places).split(len(rows))
+                computed_rows = self._runner.execute(output.scheduled, kept, unscored.places)
+            whole, scored = computed_rows.split(guessed.num_rows)
             computed = self._clock()
+            head = guessed.first(whole)
             tokens = self._sampler.choose(head, rows)
             scores = [*unscored.scores(scored), *score_answers(head, sampling, tokens)]
         except Exception as error:  # noqa: BLE001 -- whatever a model or device raises must cost at most one row
             return self._recover(output, error)
         self._stats.model_ns += computed - started
         self._stats.sample_ns += self._clock() - computed
+        self._observe(output, computed - started)
         self._scheduler.commit(output)
         self._recovery.on_success()
         self._release_condemned()
         self._count(output)
         for collected, score in scores:
             collected.append(score)
-        outcomes = [(s, self._advance(s, token)) for s, token in zip(sampling, tokens, strict=True)]
+        outcomes: list[Outcome] = [(s, self._advance(s, token)) for s, token in zip(sampling, tokens, strict=True)]
+        if guessed.has_guesses:
+            outcomes = self._verify(guessed, whole, outcomes)
         ended = [(s, outcome) for s, outcome in outcomes if outcome is not None]
         for sequence, outcome in ended:
             if isinstance(outcome, RowError):
@@ -239,6 +249,48 @@ class EngineCore:
             self._stats.completion_tokens += num_forced
             self._scheduler.lengthened(sequence)
         return outcome
+
+    def _verify(self, guessed: Guessed, head: HeadOutput, outcomes: list[Outcome]) -> list[Outcome]:
+        """Go on along guesses that were right, each sampled as if it had been computed alone; how sequences now stand.
+
+        A failure here ends the walk and nothing else: what it would have sampled is computed again.
+        """
+        result = dict(outcomes)
+        accepted = dict.fromkeys(result, 0)
+        while alive := [part for part in guessed.parts if result[part.sequence] is None and part.is_next_guess_right]:
+            sequences = [part.sequence for part in alive]
+            rows = [SamplingRow.of(sequence) for sequence in sequences]
+            lines = guessed.rows(head, [(part, part.sequence.num_computed_tokens - part.start) for part in alive])
+            try:
+                tokens = self._sampler.choose(lines, rows)
+                scores = list(score_answers(lines, sequences, tokens))
+            except Exception:  # noqa: BLE001 -- see above
+                break
+            for collected, score in scores:
+                collected.append(score)
+            for sequence, token in zip(sequences, tokens, strict=True):
+                sequence.num_computed_tokens += 1
+                accepted[sequence] += 1
+                result[sequence] = self._advance(sequence, token)
+        self._note_guesses(guessed, accepted)
+        return list(result.items())
+
+    def _note_guesses(self, guessed: Guessed, accepted: Mapping[Sequence, int]) -> None:
+        speculator = self._scheduler.speculator
+        for part in guessed.parts:
+            if part.guesses:
+                self._stats.guessed_tokens += len(part.guesses)
+                self._stats.accepted_tokens += accepted[part.sequence]
+                self._stats.completion_tokens += accepted[part.sequence]
+                self._scheduler.accept(part)
+                if speculator is not None:
+                    speculator.observe_guesses(part.sequence, len(part.guesses), accepted[part.sequence])
+
+    def _observe(self, output: SchedulerOutput, model_ns: int) -> None:
+        """Tell the speculator of a step that only decoded."""
+        speculator = self._scheduler.speculator
+        if speculator is not None and all(p.num_new_tokens == 1 + len(p.guesses) for p in output.scheduled):
+            speculator.observe_step(output.num_tokens, model_ns)
 
     def _recover(self, output: SchedulerOutput, error: Exception) -> Ended:
         """Undo the step; the row to blame, if it is known by now."""
@@ -267,9 +319,10 @@ class EngineCore:
         stats.peak_used_blocks = max(stats.peak_used_blocks, self._scheduler.pool.num_used)
         for part in output.scheduled:
             sequence = part.sequence
-            is_decode = part.start >= sequence.num_prompt_tokens and part.num_new_tokens == 1
-            stats.decode_tokens += part.num_new_tokens if is_decode else 0
-            stats.prefill_tokens += 0 if is_decode else part.num_new_tokens
+            num_own = part.num_new_tokens - len(part.guesses)
+            is_decode = part.start >= sequence.num_prompt_tokens and num_own == 1
+            stats.decode_tokens += num_own if is_decode else 0
+            stats.prefill_tokens += 0 if is_decode else num_own
             stats.completion_tokens += part.samples and sequence.max_tokens > 0
             stats.cached_tokens += sequence.num_cached_tokens - part.before.num_cached_tokens
             if part.is_admission and sequence.num_preemptions == 0:

@@ -17,6 +17,7 @@ from batchinfer.engine.lengths import LengthHistory
 from batchinfer.engine.model_runner import ModelRunner
 from batchinfer.engine.sampler import Sampler
 from batchinfer.engine.scheduler import Scheduler
+from batchinfer.engine.speculation import Speculator
 from batchinfer.models.load import LoadedModel, load_model
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool 
         max_num_batched_tokens=config.max_num_batched_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
         history=LengthHistory(warm_up=2 * config.max_num_seqs),
+        speculator=_speculator(config, runner),
     )
     ingest = Ingest(
         ChatRenderer(loaded.tokenizer, loaded.hf_config.vocab_size),
@@ -61,6 +63,14 @@ def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool 
     )
     sampler = Sampler(loaded.eos_token_ids)
     return EngineCore(runner, scheduler, ingest, sampler, about=runner.about, profile=runner.profile)
+
+
+def _speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | None:
+    """Guesses by themselves only where a step's bytes are known not to depend on how many tokens it computes."""
+    if config.speculation == "auto":
+        about = runner.about
+        return Speculator() if about["layers"] == "fused" and about["kernels"] != "torch" else None
+    return Speculator(always=True) if config.speculation == "ngram" else None
 
 
 class Engine:

@@ -81,13 +81,21 @@ class ModelRunner:
     ) -> HeadOutput:
         """Compute the scheduled tokens; return what those who sample need, in order.
 
-        ``kept`` are places among those who sample: the rows that need logits. ``scored`` are places among all tokens of
+        A part with guesses samples behind its own last token and behind each guess. ``kept`` are places among all that
+        is sampled: the rows that need logits. ``scored`` are places among all tokens of
         the step: their logits follow as further rows, all of them kept.
         """
         spans = _spans(scheduled)
-        tokens = [t for s in scheduled for t in s.sequence.token_ids[s.start : s.start + s.num_new_tokens]]
+        tokens = [
+            t for s in scheduled for t in (*s.sequence.token_ids[s.start : s.start + s.num_new_tokens], *s.guesses)
+        ]
         positions = [p for s in scheduled for p in range(s.start, s.start + s.num_new_tokens)]
-        sampling = [span.row + span.num_queries - 1 for span, s in zip(spans, scheduled, strict=True) if s.samples]
+        sampling = [
+            row
+            for span, s in zip(spans, scheduled, strict=True)
+            if s.samples
+            for row in range(span.row + span.num_queries - 1 - len(s.guesses), span.row + span.num_queries)
+        ]
         if scored:
             kept = [*kept, *range(len(sampling), len(sampling) + len(scored))]
         sampling += scored

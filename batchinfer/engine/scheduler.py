@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from batchinfer.engine.block_pool import BlockPool
     from batchinfer.engine.lengths import LengthHistory
     from batchinfer.engine.sequence import Sequence
+    from batchinfer.engine.speculation import Speculator
 
 
 RETRY_STEPS = 8
@@ -50,6 +51,14 @@ class ScheduledSequence(NamedTuple):
     before: Progress
     offered: Sequence_[int]
     """Blocks that this step fills, offered for sharing from now on."""
+    guesses: Sequence_[int] = ()
+    """The last of the step's tokens, which are not the sequence's own yet: each is sampled behind the one before it."""
+
+    @property
+    def is_next_guess_right(self) -> bool:
+        """Whether the sequence's newest token is the guess that was computed for its place."""
+        at = self.sequence.num_computed_tokens - self.start - 1
+        return at < len(self.guesses) and self.sequence.token_ids[-1] == self.guesses[at]
 
 
 @dataclass(slots=True)
@@ -91,6 +100,7 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         history: LengthHistory | None = None,
         estimate_remaining: Callable[[Sequence], int] | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.pool = pool
         self.max_num_seqs = max_num_seqs
@@ -103,6 +113,8 @@ class Scheduler:
         self.num_ideal_cached_tokens = 0
         """Prompt tokens that a cache without end would have given to the sequences added so far."""
         self._ideal = SeenBlocks()
+        self.speculator = speculator
+        """Guesses tokens of sequences that decode; nothing is guessed without."""
         self._history = history
         self._promised: dict[Sequence, int] = {}
         if estimate_remaining is None:
@@ -153,9 +165,10 @@ class Scheduler:
         output = SchedulerOutput()
         num_preemptions = self.num_preemptions
         chosen = [s for s in self.running if only is None or s in only]
+        num_guesses = self._num_guesses() if self.speculator is not None and only is None else 0
         for sequence in chosen:
             if sequence.num_computed_tokens == len(sequence.token_ids) - 1 and sequence in self.running:
-                self._schedule_decode(sequence, output)
+                self._schedule_decode(sequence, output, num_guesses)
         for sequence in chosen:
             if sequence.num_computed_tokens < len(sequence.token_ids) - 1 and sequence in self.running:
                 self._schedule_running(sequence, output)
@@ -168,7 +181,11 @@ class Scheduler:
     def commit(self, output: SchedulerOutput) -> None:
         """The step ran: its tokens are computed."""
         for part in output.scheduled:
-            part.sequence.num_computed_tokens = part.start + part.num_new_tokens
+            part.sequence.num_computed_tokens = part.start + part.num_new_tokens - len(part.guesses)
+
+    def accept(self, part: ScheduledSequence) -> None:
+        """Some of a part's guesses were right, and its sequence has them: the blocks they fill are offered."""
+        self._prefixes.offer(part.sequence, part.start + 1, part.sequence.num_computed_tokens)
 
     def rollback(self, output: SchedulerOutput) -> None:
         """The step failed: everything is as before it. Later parts may hold blocks of earlier ones, so they go first."""
@@ -180,7 +197,32 @@ class Scheduler:
                 del self.running[part.sequence]
                 self.waiting.put_back(part.sequence)
 
-    def _schedule_decode(self, sequence: Sequence, output: SchedulerOutput) -> None:
+    def _num_guesses(self) -> int:
+        """Tokens to guess for each sequence in this step; none while others could still fill the batch."""
+        assert self.speculator is not None
+        num_running = len(self.running)
+        if not num_running or (self.waiting and num_running < self.max_num_seqs):
+            return 0
+        return self.speculator.length(num_running)
+
+    def _guess(self, sequence: Sequence, output: SchedulerOutput, count: int) -> Sequence_[int]:
+        """Guesses for a sequence that decodes, and the blocks for them; fewer where budget, answer or pool are short."""
+        assert self.speculator is not None
+        count = min(count, sequence.num_remaining_tokens - 1, self.max_num_batched_tokens - output.num_tokens - 1)
+        if (
+            count < 1
+            or sequence.is_beam
+            or sequence.constraint is not None
+            or self.pool.num_free < 2 * len(self.running)
+        ):
+            return ()
+        guesses = self.speculator.guess(sequence, count)
+        needed = self.pool.num_blocks_for(sequence.num_tokens + len(guesses))
+        while len(sequence.block_table) < needed:
+            sequence.block_table.append(self.pool.allocate())
+        return guesses
+
+    def _schedule_decode(self, sequence: Sequence, output: SchedulerOutput, num_guesses: int) -> None:
         """Give a sequence that decodes its next token: the way that most sequences take in most steps."""
         table, size = sequence.block_table, self.pool.block_size
         start, length = sequence.num_computed_tokens, len(table)
@@ -191,10 +233,10 @@ class Scheduler:
         if start == length * size:
             table.append(self.pool.allocate())
         offered: Sequence_[int] = () if (start + 1) % size else self._prefixes.offer(sequence, start, start + 1)
-        output.scheduled.append(
-            ScheduledSequence(sequence, start, 1, samples=True, is_admission=False, before=before, offered=offered)
-        )
-        output.num_tokens += 1
+        guesses = self._guess(sequence, output, num_guesses) if num_guesses else ()
+        num_new = 1 + len(guesses)
+        output.scheduled.append(ScheduledSequence(sequence, start, num_new, True, False, before, offered, guesses))
+        output.num_tokens += num_new
 
     def _schedule_running(self, sequence: Sequence, output: SchedulerOutput) -> None:
         """Give a running sequence its next tokens, evicting others for blocks if need be."""

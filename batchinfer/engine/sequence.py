@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from batchinfer.engine.constraint import TokenConstraint
     from batchinfer.engine.logit_rules import LogitRules
     from batchinfer.engine.logprobs import AnswerScores, PromptScores
+    from batchinfer.engine.speculation import NgramIndex
     from batchinfer.engine.stop import StopChecker
     from batchinfer.sampling_params import SamplingParams
 
@@ -55,6 +56,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     """Hashes of the first full blocks of ``token_ids``, as many as were needed so far."""
+    guesses: NgramIndex | None = None
+    """What the next tokens are guessed from, once that was tried."""
     num_preemptions: int = 0
     device_ns: int = 0
 

@@ -39,6 +39,10 @@ class EngineStats:
     """Prompt tokens computed, tokens computed again after a preemption, and forced ones."""
     decode_tokens: int = 0
     """Tokens computed one a sequence and step, to get the next one."""
+    guessed_tokens: int = 0
+    """Tokens guessed and computed behind the known ones (speculation); not in ``decode_tokens``."""
+    accepted_tokens: int = 0
+    """Of these, the right ones: tokens that came without a step of their own."""
     completion_tokens: int = 0
     """Tokens generated for finished and unfinished rows."""
     forced_tokens: int = 0

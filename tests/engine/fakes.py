@@ -45,6 +45,7 @@ class FakeRunner:
     slots: list = field(default_factory=list)
     batches: list = field(default_factory=list)
     before_step: object = None
+    model: object = next_token
 
     def __post_init__(self):
         self.slots = [None] * (self.num_blocks * self.block_size)
@@ -58,21 +59,27 @@ class FakeRunner:
             self.before_step(scheduled)
         for part in scheduled:
             for position in range(part.start, part.start + part.num_new_tokens):
-                self.slots[self.slot(part.sequence, position)] = part.sequence.token_ids[position]
+                tokens = [
+                    *part.sequence.token_ids[: part.start + part.num_new_tokens - len(part.guesses)],
+                    *part.guesses,
+                ]
+                self.slots[self.slot(part.sequence, position)] = tokens[position]
         rows = []
         for part in scheduled:
             end = part.start + part.num_new_tokens
             context = [self.slots[self.slot(part.sequence, p)] for p in range(end)]
-            assert context == part.sequence.token_ids[:end], "the cache does not hold this sequence's context"
+            own = end - len(part.guesses)
+            expected = [*part.sequence.token_ids[:own], *part.guesses]
+            assert context == expected, "the cache does not hold this sequence's context"
             if part.samples:
-                rows.append(one_hot(next_token(context)))
+                rows += [one_hot(self.model(context[:length])) for length in range(own, end + 1)]
         places = [
             part.sequence.token_ids[: p + 1]
             for part in scheduled
             for p in range(part.start, part.start + part.num_new_tokens)
         ]
         kept = [*kept, *range(len(rows), len(rows) + len(scored))]
-        rows += [one_hot(next_token(places[place])) for place in scored]
+        rows += [one_hot(self.model(places[place])) for place in scored]
         return HeadOutput.of_logits(torch.stack(rows) if rows else torch.empty(0, VOCAB), kept)
 
 
@@ -126,15 +133,18 @@ def make_engine(
     max_model_len=1000,
     caching=True,
     estimate=None,
+    speculator=None,
+    model=next_token,
 ):
     """An engine core over the fake model; its runner and scheduler are attributes."""
-    runner = FakeRunner(num_blocks, block_size)
+    runner = FakeRunner(num_blocks, block_size, model=model)
     scheduler = Scheduler(
         BlockPool(num_blocks, block_size),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=caching,
         estimate_remaining=estimate,
+        speculator=speculator,
     )
     ingest = Ingest(
         FakeRenderer(),
