@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from batchinfer.jobs.budgets import Budgets
 from batchinfer.jobs.cost import Costs
-from batchinfer.jobs.forecasts import Forecasts
+from batchinfer.jobs.deadline_watch import DeadlineWatch
 from batchinfer.jobs.ledger_changes import Changes
 from batchinfer.jobs.ledger_commits import Commits
 from batchinfer.jobs.ledger_control import RETRIED, Control
@@ -28,7 +28,6 @@ from batchinfer.jobs.ledger_jobs import Jobs
 from batchinfer.jobs.ledger_planning import Planning
 from batchinfer.jobs.ledger_progress import Progress
 from batchinfer.jobs.ledger_workers import Workers
-from batchinfer.jobs.pressure import Pressure
 from batchinfer.jobs.prices import Prices
 from batchinfer.jobs.reuse import KeyIndexes
 
@@ -42,14 +41,13 @@ class Ledger(
     Progress,
     Control,
     Changes,
-    Pressure,
     Workers,
     Files,
     Batches,
     Costs,
     Prices,
     Budgets,
-    Forecasts,
+    DeadlineWatch,
     KeyIndexes,
 ):
     """State of jobs over a database engine made by :func:`batchinfer.db.session.create_db_engine`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from batchinfer.jobs.dispatch import Dispatcher
     from batchinfer.jobs.ledger import Ledger
 
+DEADLINE_SECONDS = 5.0
+"""Time between two looks at the jobs that have a deadline."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +48,7 @@ class Ticker:
         self._listen = listen
         self._on_tick = on_tick
         self._is_ended = False
+        self._deadlines_at = 0.0
         self._nudged = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
 
@@ -69,6 +73,9 @@ class Ticker:
             _log.warning("attempt %s of job %s lost its lease", attempt.id, attempt.job_id)
         self._ledger.expire_due()
         self._ledger.hold_overspent()
+        if time.monotonic() >= self._deadlines_at:
+            self._deadlines_at = time.monotonic() + DEADLINE_SECONDS
+            self._ledger.watch_deadlines()
         plans, finals = self._ledger.pending_control()
         if plans:
             self._dispatcher.wake_planner("")
