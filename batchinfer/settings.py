@@ -46,6 +46,11 @@ class Settings(BaseSettings):
     rate_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Most requests a minute of an API key that has no rate of its own; None is no limit."""
 
+    metrics_host: str = "127.0.0.1"
+    """Address on which a worker answers Prometheus."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the same, one for each worker of a machine; 0: it does not. The API has ``/metrics`` on its own port."""
+
     input_roots: Annotated[tuple[str, ...], NoDecode] = ()
     """Folders or URIs, with commas between them, below which inputs must lie of tenants that have no roots of their own;
     with none, only the default tenant reads, and only without a key."""

@@ -12,6 +12,7 @@ from batchinfer import __version__
 from batchinfer.api.access import Access, AccessMiddleware, Gate
 from batchinfer.api.dashboard import fleet_pages, job_pages
 from batchinfer.api.errors import install_error_handlers
+from batchinfer.api.metrics import MetricsMiddleware, ServerMetrics
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from batchinfer.api.rate_limit import RateLimitMiddleware, choose_buckets
 from batchinfer.api.routes import (
@@ -94,10 +95,12 @@ def create_app(
         app.include_router(noun.router, responses=COMMON_ERRORS)
     for pages in (job_pages, fleet_pages):
         app.include_router(pages.router)
+    app.state.metrics = ServerMetrics(lambda: app.state.service)
     install_error_handlers(app)
     # the last one added is the outermost
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes, streamed=[files.UPLOAD])
     app.add_middleware(RateLimitMiddleware, buckets=buckets, default=settings.rate_per_minute)
     app.add_middleware(AccessMiddleware, gate=Gate(lambda: app.state.service, access, now))
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(MetricsMiddleware, metrics=app.state.metrics)
     return app

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from batchinfer.engine.advance import advance
 from batchinfer.engine.constraint import MaskPool
 from batchinfer.engine.guessed import Guessed
+from batchinfer.engine.latency import Latency
 from batchinfer.engine.metering import split_exactly
 from batchinfer.engine.recovery import Recovery
 from batchinfer.engine.sampler import Sampler, SamplingRow
@@ -74,6 +75,7 @@ class EngineCore:
         self._ingest = ingest
         self._sampler = sampler
         self._clock = clock
+        self._latency = Latency()
         self._recovery = Recovery(scheduler)
         self._masks = MaskPool()
         self._rows: dict[str, Row] = {}
@@ -106,6 +108,8 @@ class EngineCore:
             self._ended.append(Completion(request.request_id, RowStatus.ERRORED, error=failure.error))
             return
         self._rows[row.request_id] = row
+        for sequence in row.live:
+            self._latency.arrived(sequence)
         for sequence in list(row.live):
             if sequence.max_tokens or sequence.prompt_scores is not None:
                 (self._scheduler.resume if sequence.num_output_tokens else self._scheduler.add)(sequence)
@@ -142,7 +146,7 @@ class EngineCore:
             "batched_tokens_limit": self._scheduler.max_num_batched_tokens,
             "unfinished_device_ns": sum(charged),
         }
-        return EngineStats.from_dict({**self._stats.to_dict(), **live, **self._profile()})
+        return EngineStats.from_dict({**self._stats.to_dict(), **live, **self._latency.figures(), **self._profile()})
 
     def progress(self) -> dict[str, tuple[SampleProgress, ...]]:
         """How far unfinished rows are; see :meth:`EngineProtocol.progress`."""
@@ -321,6 +325,8 @@ class EngineCore:
             sequence = part.sequence
             num_own = part.num_new_tokens - len(part.guesses)
             is_decode = part.start >= sequence.num_prompt_tokens and num_own == 1
+            if part.samples and not is_decode:
+                self._latency.first(sequence)
             stats.decode_tokens += num_own if is_decode else 0
             stats.prefill_tokens += 0 if is_decode else num_own
             stats.completion_tokens += part.samples and sequence.max_tokens > 0
@@ -333,6 +339,7 @@ class EngineCore:
         row = self._rows.get(sequence.request_id)
         if row is None or sequence not in row.live:  # the row has failed in this very step
             return []
+        self._latency.ended(sequence)
         completion = row.end(sequence, outcome)
         if completion is not None:
             return [self._close(row, completion)]

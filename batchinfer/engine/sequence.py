@@ -60,6 +60,9 @@ class Sequence:
     """What the next tokens are guessed from, once that was tried."""
     num_preemptions: int = 0
     device_ns: int = 0
+    arrived_ns: int = 0
+    first_token_ns: int = 0
+    """Readings of the clock, see :class:`~batchinfer.engine.latency.Latency`; 0 before."""
 
     @property
     def num_tokens(self) -> int:

@@ -68,6 +68,15 @@ class EngineStats:
     sequence_steps: int = 0
     """Sum over steps of the sequences computed; divided by ``steps``, the mean batch size."""
 
+    first_tokens: int = 0
+    """Sequences that have a first token, ..."""
+    first_token_ns: int = 0
+    """... and how long they waited for it, from the moment the engine got them."""
+    later_tokens: int = 0
+    """Tokens after the first one, of sequences that have ended, ..."""
+    later_token_ns: int = 0
+    """... and the time from the first to the last of them."""
+
     step_ns: int = 0
     """Time of the steps, all of it charged to rows."""
     schedule_ns: int = 0

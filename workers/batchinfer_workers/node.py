@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchinfer import __version__
 from batchinfer.engine.process import EngineProcess
@@ -114,6 +114,10 @@ class WorkerNode:
     def generated_tokens(self) -> int:
         """Tokens that the engine has generated, of unfinished rows too; begins anew with a new engine."""
         return int(self._host.stats().get("completion_tokens", 0))
+
+    def engine_stats(self) -> dict[str, Any]:
+        """The engine's counters as it sent them last; empty without one."""
+        return self._host.stats()
 
     # -- what tasks call ----------------------------------------------------------------------------------------------
     def plan_jobs(self) -> None:

@@ -9,6 +9,7 @@ from celery import bootsteps
 from batchinfer.jobs.dispatch import CeleryDispatcher, shard_queue
 from batchinfer.jobs.service import JobService
 from batchinfer_workers.clock import schedule_runner, webhook_sender
+from batchinfer_workers.metrics import CountingLedger, WorkerMetrics
 from batchinfer_workers.node import WorkerNode
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ class NodeStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         # the service checks that the database is there and up to date
         self._service = JobService.connect(settings.sqlalchemy_url, "memory://")
         dispatcher = CeleryDispatcher(worker.app)
+        metrics = WorkerMetrics()
         self._node = WorkerNode(
             settings,
-            self._service.ledger,
+            CountingLedger(self._service.engine, metrics),
             dispatcher,
             models=options.models,
             job_id=options.job_id,
@@ -42,12 +44,15 @@ class NodeStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             schedules=None if options.job_id is not None else schedule_runner(self._service, settings, dispatcher),
             webhooks=webhook_sender(self._service, settings),
         )
+        metrics.watch_engine(self._node.engine_stats)
+        self._close_metrics = metrics.serve_if(settings)
         worker.app.batchinfer_node = self._node
         self._node.start()
 
     def stop(self, _worker: Any) -> None:
         """The worker stops."""
         self._node.close()
+        self._close_metrics()
         self._service.close()
 
     def terminate(self, worker: Any) -> None:

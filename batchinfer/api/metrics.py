@@ -1,0 +1,115 @@
+"""Numbers for Prometheus: what the database says at the moment of a scrape, and how this server answers.
+
+No label names a tenant, a job, a file or an address: their number has no bound.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+
+from batchinfer.jobs import queries
+from batchinfer.jobs.backlog import backlog, pending_deliveries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from batchinfer.jobs.service import JobService
+
+BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+
+
+class InstallationCollector:
+    """Jobs, work that waits and workers, asked of the database at each scrape."""
+
+    def __init__(self, service: Callable[[], JobService]) -> None:
+        self._service = service
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Nothing ahead of time: registering must not ask the database."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Ask."""
+        service = self._service()
+        jobs = GaugeMetricFamily("batchinfer_jobs", "Jobs by state.", labels=["state"])
+        for state, number in queries.jobs_by_state(service.engine).items():
+            jobs.add_metric([state], number)
+        yield jobs
+        shards = GaugeMetricFamily(
+            "batchinfer_pending_shards", "Shards that a worker could lease now.", labels=["model"]
+        )
+        for model, number in service.ledger.pending_models().items():
+            shards.add_metric([model], number)
+        yield shards
+        rows = GaugeMetricFamily(
+            "batchinfer_queue_rows",
+            "Rows without an outcome of jobs that may run, by model.",
+            labels=["model", "state"],
+        )
+        seconds = GaugeMetricFamily(
+            "batchinfer_queue_device_seconds", "Estimated device time that these rows need.", labels=["model"]
+        )
+        for left in backlog(service.engine):
+            rows.add_metric([left.model, "waiting"], left.waiting_rows)
+            rows.add_metric([left.model, "running"], left.running_rows)
+            seconds.add_metric([left.model], left.device_seconds)
+        yield rows
+        yield seconds
+        yield GaugeMetricFamily("batchinfer_workers", "Workers alive.", value=service.num_workers())
+        pending = pending_deliveries(service.engine)
+        yield GaugeMetricFamily("batchinfer_webhook_deliveries_pending", "Messages not yet delivered.", value=pending)
+
+
+class ServerMetrics:
+    """The registry of one server."""
+
+    def __init__(self, service: Callable[[], JobService]) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(InstallationCollector(service))
+        labels = ("method", "route", "status")
+        self._requests = Counter("batchinfer_http_requests_total", "Requests answered.", labels, registry=self.registry)
+        self._seconds = Histogram(
+            "batchinfer_http_request_duration_seconds", "Time to the end of the answer.", ("method", "route"),
+            buckets=BUCKETS, registry=self.registry,
+        )  # fmt: skip
+
+    def count(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request is answered."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+
+class MetricsMiddleware:
+    """Counts requests by route: ``/v1/jobs/{job_id}`` and not the id. Paths without a route are one: strangers invent them."""
+
+    METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 500
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            method = scope["method"] if scope["method"] in self.METHODS else "other"
+            route = getattr(scope.get("route"), "path", "other")
+            self._metrics.count(method, route, status, time.perf_counter() - started)
