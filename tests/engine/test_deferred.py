@@ -1,5 +1,8 @@
 """Models whose weights stay in their files until a layer is converted."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -85,3 +88,58 @@ def test_the_real_gguf_file_is_read_layer_by_layer(tmp_path):
     read_all(model)
     state = load(config, may_defer=False).state_dict()
     assert all(torch.equal(model.state_dict()[name], weight) for name, weight in state.items())
+
+
+MEASURE = """
+import sys, threading, torch
+from pathlib import Path
+torch.set_num_threads(1)
+from batchinfer.engine.config import EngineConfig
+from batchinfer.engine.engine import create_engine
+folder, quantization, cache = sys.argv[1:]
+tiny = str(Path(folder).parent / "tiny")
+settings = dict(dtype="bfloat16", device="cpu", quantization=quantization, cache_dir=cache, kv_cache_bytes=1 << 20)
+create_engine(EngineConfig(tiny, **settings)).close()  # imports, kernels and buffers
+
+def anonymous():
+    fields = (line.split() for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(next(fields)[1]) * 1024
+
+before, most, done = anonymous(), [0], threading.Event()
+def watch():
+    while not done.wait(0.002):
+        most[0] = max(most[0], anonymous())
+thread = threading.Thread(target=watch)
+thread.start()
+engine = create_engine(EngineConfig(folder, **settings))
+done.set()
+thread.join()
+print(max(most[0], anonymous()) - before)
+"""
+
+
+@pytest.mark.parametrize("quantization, bytes_a_weight", [("none", 2)])
+def test_the_peak_is_the_model_at_its_final_precision_and_one_layer(tmp_path, quantization, bytes_a_weight):
+    """Of a folder of many files, in a process of its own: its own pages; the files' belong to the system's cache."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1000}
+    for name, layers, inner in (("tiny", 1, 64), ("large", 32, 1024)):
+        config = AutoConfig.for_model(
+            "llama", num_hidden_layers=layers, intermediate_size=inner, max_position_embeddings=256, **sizes
+        )
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.save_pretrained(tmp_path / name, max_shard_size="20MB")
+        words_tokenizer().save_pretrained(tmp_path / name)
+    layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
+    rest = 2 * model.model.embed_tokens.weight.numel()
+    total = 32 * layer + rest
+    assert len(list((tmp_path / "large").glob("*.safetensors"))) > 8
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "large"), quantization, str(tmp_path / "cache")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    used = int(done.stdout.split()[-1])
+    # a layer in float32, its float32 copy in the kernels' layout, and what rounding its widest matrix takes in float64
+    one_layer = (4 + 4) * layer + 5 * 8 * 1024**2
+    limit = bytes_a_weight * total + rest + one_layer + 24 * 2**20
+    assert used < limit, (used, total, layer)
+    assert used < 0.8 * 2 * bytes_a_weight * total, "twice the model would show"
