@@ -36,7 +36,8 @@ def checkout(tmp_path):
     assert model.exists(), f"{model} is missing: run `make model`"
     (tmp_path / ".models").symlink_to(model.parent)
     (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / "prompts.parquet").write_bytes((ROOT / "examples" / "prompts.parquet").read_bytes())
+    for name in ("prompts.parquet", "json_answers.py"):
+        (tmp_path / "examples" / name).write_bytes((ROOT / "examples" / name).read_bytes())
     return tmp_path
 
 

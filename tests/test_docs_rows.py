@@ -12,7 +12,9 @@ __all__ = ["checkout", "environment"]
 
 @pytest.mark.real_model
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", ["sampling", "logprobs", "samples", "tools", "reasoning", "chat", "convert"])
+@pytest.mark.parametrize(
+    "page", ["sampling", "logprobs", "samples", "structured_output", "tools", "reasoning", "chat", "convert"]
+)
 def test_the_page_runs(page, checkout, environment):
     blocks = FENCE.findall((ROOT / "docs" / f"{page}.md").read_text())
     assert blocks

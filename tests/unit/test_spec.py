@@ -97,3 +97,16 @@ def test_result_columns_are_those_that_the_parameters_fill():
     assert spec(logprobs=0).result_columns() == ("logprobs", "cumulative_logprob")
     assert spec(prompt_logprobs=3, n=2, temperature=1).result_columns() == ("prompt_logprobs", "samples")
     assert spec(best_of=2, temperature=1).result_columns() == ("cumulative_logprob", "samples")
+
+
+def test_response_format_is_json_schema_by_another_name():
+    schema = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"const": None}}}
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    for job in (spec(response_format=asked), spec(json_schema=schema), spec(json_schema=asked)):
+        assert job.json_schema == '{"type":"object","properties":{"z":{"type":"integer"},"a":{"const":null}}}'
+        assert JobSpec.model_validate_json(job.model_dump_json()) == job
+    assert spec(response_format={"type": "text"}).json_schema is None
+    with pytest.raises(ValidationError, match="json_schema and response_format exclude each other"):
+        spec(response_format=asked, json_schema=schema)
+    with pytest.raises(ValidationError, match=r"beam search \(beam_width 2\) goes without json_schema"):
+        spec(json_schema=schema, beam_width=2)

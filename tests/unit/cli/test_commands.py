@@ -3,6 +3,7 @@
 import pytest
 
 from batchinfer.jobs.service import JobService
+from batchinfer.jobs.spec import JobSpec
 from tests.played import complete, lease, make_input, plan, run_shard
 from tests.program import batchinfer
 
@@ -61,7 +62,8 @@ def test_every_flag_reaches_the_spec(ledger, tmp_path):
     result = batchinfer("submit", path, "--model", tmp_path / "m.gguf", *words, "--ignore-eos", "--token-ids", "--json")
     spec = ledger.get_job(result.json["id"]).spec.model_dump(mode="json")
     assert spec.pop("deadline") is not None
-    assert spec == {
+    defaults = JobSpec(inputs=path, model="m").model_dump(mode="json", exclude={"deadline"})
+    assert spec == defaults | {
         "inputs": [path], "model": str(tmp_path / "m.gguf"), "output": "s3://b/o", "name": "n", "tags": {"a": "b"},
         "prompt_column": None, "messages_column": "m", "template": None, "system": "be brief", "id_column": "id",
         "on_null": "skip", "column_prefix": "ai_", "include_token_ids": True, "limit": 9, "max_tokens": 7,
@@ -220,3 +222,35 @@ def test_the_embedded_database_makes_itself(monkeypatch, tmp_path):
     assert batchinfer("ls", "--json").json["data"] == []
     assert (tmp_path / "new" / "home" / "batchinfer.db").exists()
     assert batchinfer("db", "current", "--json").json["is_current"]
+
+
+def test_a_schema_comes_from_a_file_or_the_line_itself(ledger, tmp_path):
+    path, schema = make_input(tmp_path), tmp_path / "schema.json"
+    schema.write_text('{\n  "type": "object",\n  "properties": {"b": {"type": "null"}, "a": {}}\n}')
+    grammar = tmp_path / "g.lark"
+    grammar.write_text('start: "a" | "b"')
+    command = ("submit", path, "--model", "org/name", "--json")
+    for given in (schema, schema.read_text()):
+        job = ledger.get_job(batchinfer(*command, "--json-schema", given, "--retry-truncated").json["id"])
+        assert job.spec.json_schema == '{"type":"object","properties":{"b":{"type":"null"},"a":{}}}'
+        assert job.spec.retry_truncated
+        assert job.spec.result_columns() == ("parsed",)
+    job = ledger.get_job(batchinfer(*command, "--guided-grammar", grammar, "--parsed").json["id"])
+    assert job.spec.guided_grammar == 'start: "a" | "b"'
+    assert job.spec.result_columns() == ("parsed",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--json-schema", '{"type": "nothing"}'), "json_schema: Invalid type: nothing"),
+        (("--json-schema", '{"not": {}}'), 'Unimplemented keys: ["not"]'),
+        (("--json-schema", "nowhere.json"), "--json-schema nowhere.json cannot be read: No such file"),
+        (("--guided-regex", "(a"), "unclosed group"),
+        (("--guided-choice", "a", "--guided-regex", "a"), "guided_regex and guided_choice exclude each other"),
+    ],
+)
+def test_a_form_that_no_answer_can_have_is_refused_at_submit(ledger, tmp_path, flags, words):
+    result = batchinfer("submit", make_input(tmp_path), "--model", "org/name", *flags, exit_code=2)
+    assert words in result.stderr
+    assert batchinfer("ls", "--json").json["data"] == []
