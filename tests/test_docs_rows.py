@@ -11,7 +11,7 @@ __all__ = ["checkout", "environment"]
 
 
 @pytest.mark.real_model
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page", ["sampling", "logprobs", "samples", "structured_output", "tools", "reasoning", "chat", "convert"]
 )
