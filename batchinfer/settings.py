@@ -38,6 +38,8 @@ class Settings(BaseSettings):
     """A message that was not acknowledged for this long is delivered again; leases make that harmless."""
     log_level: LogLevel = "info"
     """Least severe message that is logged."""
+    log_format: Literal["text", "json"] = "text"
+    """``json`` writes an object a line, with the ids of request, job, shard and attempt."""
     host: str = "127.0.0.1"
     """Address that ``batchinfer serve`` listens on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000

@@ -19,6 +19,7 @@ BASE = {
     "batchinfer.chat_params",
     "batchinfer.guided",
     "batchinfer.money",
+    "batchinfer.log_context",
 }
 # layer -> the layers it may import besides itself and BASE
 ALLOWED = {
@@ -28,6 +29,7 @@ ALLOWED = {
     "batchinfer.chat_params": set(),
     "batchinfer.guided": set(),
     "batchinfer.money": set(),
+    "batchinfer.log_context": set(),
     "batchinfer.settings": set(),
     "batchinfer_kernels": set(),
     "batchinfer.models": {"batchinfer_kernels", "batchinfer.engine.config"},

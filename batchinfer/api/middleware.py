@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers, MutableHeaders
 
 from batchinfer.api.errors import error_response
+from batchinfer.log_context import bound
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -68,7 +69,8 @@ class RequestIdMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            with bound(request=request_id):
+                await self._app(scope, receive, send_with_id)
         except Exception:
             _log.exception("request %s failed: %s %s", request_id, scope["method"], scope["path"])
             if has_begun:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from batchinfer.settings import Settings
 
 CONNECT_SECONDS = 3
+MAX_SKEW_SECONDS = 2.0
+"""Leases and schedules go by the database's clock and bear any skew; signatures of webhooks bear minutes."""
 
 
 def check_database(settings: Settings) -> list[Check]:
@@ -114,6 +116,36 @@ def check_broker(url: str) -> Check:
             "broker", f"{shown}: {error}", "start it, or correct BATCHINFER_BROKER_URL; jobs are safe meanwhile"
         )
     return ok("broker", shown)
+
+
+def check_clock(settings: Settings) -> Check:
+    """Whether this machine's clock is that of the database: schedules, deadlines and signatures go by both."""
+    from sqlalchemy import text
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from batchinfer.db.session import create_db_engine, read_transaction
+
+    try:
+        engine = create_db_engine(settings.sqlalchemy_url)
+    except (UserError, OSError):
+        return warn("clock", "not compared: there is no database", "mend the database first")
+    try:
+        if engine.dialect.name == "sqlite":
+            return ok("clock", "this machine's own; the database is here")
+        with read_transaction(engine) as connection:
+            before = datetime.now(UTC)
+            theirs = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+            after = datetime.now(UTC)
+    except SQLAlchemyError:
+        return warn("clock", "not compared: the database does not answer", "mend the database first")
+    finally:
+        engine.dispose()
+    skew = (before + (after - before) / 2 - theirs).total_seconds()
+    if abs(skew) - (after - before).total_seconds() / 2 > MAX_SKEW_SECONDS:
+        way = "ahead of" if skew > 0 else "behind"
+        text_of = f"{abs(skew):.1f} s {way} the database's"
+        return fail("clock", text_of, "synchronise this machine's or the database's clock (chrony, systemd-timesyncd)")
+    return ok("clock", f"within {max(abs(skew), 0.001):.3f} s of the database's")
 
 
 def check_storage(uri: str) -> Check:

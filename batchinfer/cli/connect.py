@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from batchinfer.cli.redact import RedactingFormatter
+from batchinfer.cli.redact import JsonFormatter, RedactingFormatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,6 +58,13 @@ def _remember(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     ctx.meta[f"batchinfer.{param.name}"] = value
 
 
+def log_format_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--log-format``."""
+    return click.option(
+        "--log-format", type=click.Choice(["text", "json"]), help="How log lines are written (BATCHINFER_LOG_FORMAT)."
+    )(command)
+
+
 @contextmanager
 def open_jobs() -> Iterator[JobDoor]:
     """Jobs on the server that was named, else in the configured database. Raises UserError."""
@@ -85,12 +92,13 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         """What the base class chose at its creation is not wanted."""
 
 
-def set_up_logs(level: str) -> None:
+def set_up_logs(level: str, log_format: str = "text") -> None:
     """Send logs to stderr; stdout belongs to results. ``--debug`` wins over the setting."""
     context = click.get_current_context(silent=True)
     is_debug = context is not None and bool((context.find_root().obj or {}).get("debug"))
     handler = _StderrHandler()
-    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    as_text = RedactingFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if log_format == "json" else as_text)
     logging.basicConfig(
         handlers=[handler],
         level=logging.DEBUG if is_debug else level.upper(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -78,6 +79,7 @@ def run_checks(storage: str | None = None) -> list[Check]:
         lambda: checks_machine.check_engine(settings.engine_factory),
         lambda: checks_machine.check_model_cache(settings),
     ]
-    if storage is not None:
-        checks.append(lambda: checks_services.check_storage(storage))
+    checks.append(lambda: checks_services.check_clock(settings))
+    places = dict.fromkeys([settings.files_folder, *settings.output_roots, *([storage] if storage else [])])
+    checks += [partial(checks_services.check_storage, place) for place in places]
     return [*checks_services.check_database(settings), *(check() for check in checks)]

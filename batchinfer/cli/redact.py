@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+from datetime import UTC, datetime
+
+from batchinfer.log_context import bound_ids
 
 _SECRETS = re.compile(
     r"(?P<key>bi_[0-9a-z]{12}_)[0-9A-Za-z]{43}"
@@ -25,3 +29,20 @@ class RedactingFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line that is written."""
         return redact(super().format(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """A JSON object a line: time, level, logger, message, the ids of what it is about, and a traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line that is written."""
+        line: dict[str, str | int] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": redact(record.getMessage()),
+            **bound_ids(),
+        }
+        if record.exc_info:
+            line["exception"] = redact(self.formatException(record.exc_info))
+        return json.dumps(line, ensure_ascii=False, default=str)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchinfer.cli.connect import load_settings, open_service, set_up_logs
+from batchinfer.cli.connect import load_settings, log_format_option, open_service, set_up_logs
 from batchinfer.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,14 +26,15 @@ DRAIN_SECONDS = 10
     "--port", type=click.IntRange(0, 65535), help="Port (default: BATCHINFER_PORT or 8000; 0 takes a free one)."
 )
 @click.option("--insecure", is_flag=True, help="Let everybody in who reaches the port, without any key.")
-def serve_command(host: str | None, port: int | None, insecure: bool) -> None:
+@log_format_option
+def serve_command(host: str | None, port: int | None, insecure: bool, log_format: str | None) -> None:
     """Serve the REST API.
 
     On the loopback address nobody needs a key until the first one is made (`batchinfer keys create`). Other addresses
     need keys, unless --insecure says that something else keeps strangers out.
     """
-    settings = load_settings(host=host, port=port)
-    set_up_logs(settings.log_level)
+    settings = load_settings(host=host, port=port, log_format=log_format)
+    set_up_logs(settings.log_level, settings.log_format)
     with open_service(settings) as service:
         access = choose_access(service, settings.host, is_insecure=insecure)
         with bind(settings.host, settings.port) as listener:

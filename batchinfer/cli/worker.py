@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from batchinfer.cli.connect import load_settings, set_up_logs
+from batchinfer.cli.connect import load_settings, log_format_option, set_up_logs
 
 
 @click.command("worker")
@@ -12,7 +12,8 @@ from batchinfer.cli.connect import load_settings, set_up_logs
     "--model", "models", multiple=True, metavar="PATH_OR_ID", help="Only jobs of this model; may be repeated."
 )
 @click.option("--ticker-only", is_flag=True, help="Run no rows; only keep leases, deadlines and wake-ups going.")
-def worker_command(models: tuple[str, ...], ticker_only: bool) -> int:
+@log_format_option
+def worker_command(models: tuple[str, ...], ticker_only: bool, log_format: str | None) -> int:
     """Work on jobs until stopped.
 
     SIGTERM or Ctrl-C drains: finished rows are committed, the rest goes back at once, and the process ends within
@@ -21,6 +22,6 @@ def worker_command(models: tuple[str, ...], ticker_only: bool) -> int:
     """
     from batchinfer_workers.worker import run_worker
 
-    settings = load_settings()
-    set_up_logs(settings.log_level)
+    settings = load_settings(log_format=log_format)
+    set_up_logs(settings.log_level, settings.log_format)
     return run_worker(settings, models=models or None, ticker_only=ticker_only)

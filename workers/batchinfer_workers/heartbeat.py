@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Self
 
 from batchinfer.errors import FencedError
@@ -34,7 +35,7 @@ class LeaseKeeper:
         self._seconds = seconds
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+        self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name="lease-keeper", daemon=True)
         self.action = Action.CONTINUE
         """What the ledger said last."""
         self.is_fenced = False

@@ -16,6 +16,7 @@ from batchinfer import __version__
 from batchinfer.engine.process import EngineProcess
 from batchinfer.errors import FencedError, NotFoundError
 from batchinfer.jobs.status import JobState
+from batchinfer.log_context import bound
 from batchinfer.money import DeviceMeter
 from batchinfer_workers.clock import Clock
 from batchinfer_workers.engine_host import EngineHost
@@ -127,7 +128,7 @@ class WorkerNode:
             lease = self._ledger.lease_planning(self.id, job_id=self._job_id, lease_seconds=seconds)
             if lease is None:
                 return
-            with suppress(FencedError):
+            with suppress(FencedError), bound(job=lease.job.id):
                 roots = roots_of(self._ledger, self._settings, lease.job)
                 job = run_planning(self._ledger, lease, worker_id=self.id, lease_seconds=seconds, roots=roots)
                 _log.info("job %s is %s with %s rows in %s shards", job.id, job.state, job.num_rows, job.num_shards)
@@ -154,7 +155,7 @@ class WorkerNode:
             lease = self._ledger.lease_finalizing(self.id, job_id=self._job_id, lease_seconds=seconds)
             if lease is None:
                 return
-            with suppress(FencedError):
+            with suppress(FencedError), bound(job=lease.job.id):
                 roots = roots_of(self._ledger, self._settings, lease.job)
                 job = run_finalizing(self._ledger, lease, lease_seconds=seconds, roots=roots)
                 _log.info("job %s is %s", job.id, job.state)
@@ -203,7 +204,8 @@ class WorkerNode:
         runner = ShardRunner(self._ledger, self._host, self._settings, lease, self.draining, reference=self._reference)
         self._runners[lease.attempt_id] = runner
         try:
-            job = runner.run()
+            with bound(job=lease.job.id, shard=lease.shard.index, attempt=lease.attempt_id):
+                job = runner.run()
         finally:
             del self._runners[lease.attempt_id]
         if job is not None and job.state is JobState.FINALIZING:
