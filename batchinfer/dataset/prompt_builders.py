@@ -31,6 +31,10 @@ class BuiltPrompt:
     prompt: str | None = None
     messages: list[Message] | None = None
     params: dict[str, Any] = field(default_factory=dict)
+    texts: list[str] | None = None
+    """Texts to embed, in place of a prompt."""
+    task: dict[str, Any] = field(default_factory=dict)
+    """Options of the job's task that the row has of its own."""
     replaced: bool = False
 
 

@@ -71,6 +71,22 @@ SAMPLES_TYPE = pa.list_(
         ]
     )
 )
+CHOICES_TYPE = pa.list_(
+    pa.struct(
+        [
+            ("logprob", pa.float64()),
+            ("num_tokens", pa.int64()),
+            ("num_bytes", pa.int64()),
+            ("logprob_per_token", pa.float64()),
+            ("logprob_per_byte", pa.float64()),
+            ("is_greedy", pa.bool_()),
+        ]
+    )
+)
+BEST_CHOICE_TYPE = pa.struct([("sum", pa.int32()), ("per_token", pa.int32()), ("per_byte", pa.int32())])
+EMBEDDING_TYPE = pa.list_(pa.float32())
+SCORES_TYPE = pa.list_(pa.struct([("label", pa.large_string()), ("probability", pa.float64())]))
+RANKING_TYPE = pa.list_(pa.struct([("index", pa.int32()), ("score", pa.float64()), ("rank", pa.int32())]))
 ROW_KEY = "row_key"
 REUSED_FROM = "reused_from"
 OPTIONAL_COLUMNS: dict[str, pa.DataType] = {
@@ -83,6 +99,16 @@ OPTIONAL_COLUMNS: dict[str, pa.DataType] = {
     "tool_calls": TOOL_CALLS_TYPE,
     "samples": SAMPLES_TYPE,
     "parsed": pa.large_string(),
+    "choices": CHOICES_TYPE,
+    "best_choice": BEST_CHOICE_TYPE,
+    "logprob": pa.float64(),
+    "perplexity": pa.float64(),
+    "embedding": EMBEDDING_TYPE,
+    "embeddings": pa.list_(EMBEDDING_TYPE),
+    "label": pa.large_string(),
+    "scores": SCORES_TYPE,
+    "score": pa.float64(),
+    "ranking": RANKING_TYPE,
     # what decides the row's answer, in 16 bytes; the row that was computed, its tokens and what it cost
     ROW_KEY: pa.binary(16),
     REUSED_FROM: pa.struct(

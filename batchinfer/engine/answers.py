@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from batchinfer.engine.logprobs import PromptScores
 from batchinfer.guided import compact
 from batchinfer.types import Completion, ErrorCode, FinishReason, RowError, RowStatus, Usage
 
@@ -84,12 +85,12 @@ class AnswerWriter:
         return {"logprobs": [self._score(score) for score in scores.tokens], **cumulative}
 
     def _prompt_scores(self, ended: Iterable[Ended]) -> dict[str, Any]:
-        sequence = next((s for s, _ in ended if s.prompt_scores is not None), None)
-        if sequence is None or sequence.prompt_scores is None:
+        found = ((s.token_ids[0], s.prompt_scores) for s, _ in ended if isinstance(s.prompt_scores, PromptScores))
+        first, scores = next(found, (None, None))
+        if first is None or scores is None:
             return {}
-        first = sequence.token_ids[0]
         unscored = {"token_id": first, "token": self._text(first), "logprob": None, "rank": None, "top": []}
-        return {"prompt_logprobs": [unscored, *(self._score(score) for score in sequence.prompt_scores.tokens)]}
+        return {"prompt_logprobs": [unscored, *(self._score(score) for score in scores.tokens)]}
 
     def _score(self, score: TokenScore) -> dict[str, Any]:
         top = [{"token_id": token, "token": self._text(token), "logprob": value} for token, value in score.top]

@@ -51,6 +51,18 @@ class ChatRenderer:
         """How many of the first tokens are no part of the text: BOS."""
         return int(bool(token_ids) and token_ids[0] == self._tokenizer.bos_token_id)
 
+    @property
+    def start_token_id(self) -> int | None:
+        """What a text without a beginning follows: BOS, or EOS where there is none."""
+        bos, eos = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
+        found: int | None = eos if bos is None else bos
+        return found
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model knows how to read a conversation."""
+        return bool(self._tokenizer.chat_template)
+
     def encode_fragment(self, text: str) -> list[int]:
         """Token ids of text that stands in the middle of something: nothing added."""
         token_ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids

@@ -11,6 +11,7 @@ from batchinfer.engine.constraint import MaskPool
 from batchinfer.engine.guessed import Guessed
 from batchinfer.engine.latency import Latency
 from batchinfer.engine.metering import split_exactly
+from batchinfer.engine.pooling import Unpooled
 from batchinfer.engine.recovery import Recovery
 from batchinfer.engine.sampler import Sampler, SamplingRow
 from batchinfer.engine.scoring import Unscored, score_answers
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from batchinfer.engine.row import Row
     from batchinfer.engine.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
     from batchinfer.engine.sequence import Sequence
+    from batchinfer.engine.tasks.row import TaskRow
     from batchinfer.types import Request, SampleProgress
 
     Outcome = tuple[Sequence, FinishReason | RowError | None]
@@ -43,11 +45,16 @@ class Runner(Protocol):
     """What the engine needs of :class:`~batchinfer.engine.model_runner.ModelRunner`; tests bring a small one."""
 
     def execute(
-        self, scheduled: Sequence_[ScheduledSequence], kept: Sequence_[int] = (), scored: Sequence_[int] = ()
+        self,
+        scheduled: Sequence_[ScheduledSequence],
+        kept: Sequence_[int] = (),
+        scored: Sequence_[int] = (),
+        hidden: Sequence_[int] = (),
     ) -> HeadOutput:
         """Compute the tokens; the best token of each sequence that samples, in order, and the logits of ``kept``.
 
-        ``scored`` are places among the step's tokens, whose logits follow as further rows.
+        ``scored`` are places among the step's tokens, whose logits follow as further rows; ``hidden`` are places whose
+        hidden states are wanted.
         """
 
 
@@ -78,7 +85,7 @@ class EngineCore:
         self._latency = Latency()
         self._recovery = Recovery(scheduler)
         self._masks = MaskPool()
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, Row | TaskRow] = {}
         self._ended: list[Completion] = []
         self._condemned: list[Completion] = []  # held back until it is clear that the engine is not to blame
         self._stats = EngineStats.from_dict({**about, "num_blocks": scheduler.pool.num_blocks})
@@ -111,7 +118,7 @@ class EngineCore:
         for sequence in row.live:
             self._latency.arrived(sequence)
         for sequence in list(row.live):
-            if sequence.max_tokens or sequence.prompt_scores is not None:
+            if sequence.max_tokens or sequence.prompt_scores is not None or sequence.is_prefill_only:
                 (self._scheduler.resume if sequence.num_output_tokens else self._scheduler.add)(sequence)
             else:
                 self._ended += self._end(sequence, FinishReason.LENGTH)
@@ -204,16 +211,16 @@ class EngineCore:
     def _run(self, output: SchedulerOutput) -> Ended:
         """Compute and sample; a failure is rolled back and blamed on a row once it is found."""
         assert self._runner is not None, "the engine is closed"
-        parts = [part for part in output.scheduled if part.samples]
+        parts = [part for part in output.scheduled if part.samples and not part.sequence.is_prefill_only]
         sampling = [part.sequence for part in parts]
         rows = [SamplingRow.of(sequence) for sequence in sampling]
         guessed = Guessed.of(parts)
         kept = guessed.kept([row.needs_logits for row in rows])
-        unscored = Unscored.of(output)
+        unscored, unpooled = Unscored.of(output), Unpooled.of(output)
         started = self._clock()
         try:
             with self._masks.computing([row.constraint for row in rows if row.constraint is not None]):
-                computed_rows = self._runner.execute(output.scheduled, kept, unscored.places)
+                computed_rows = self._runner.execute(output.scheduled, kept, unscored.places, unpooled.places)
             whole, scored = computed_rows.split(guessed.num_rows)
             computed = self._clock()
             head = guessed.first(whole)
@@ -230,6 +237,7 @@ class EngineCore:
         self._count(output)
         for collected, score in scores:
             collected.append(score)
+        unpooled.deliver(computed_rows.hidden)
         outcomes: list[Outcome] = [(s, self._advance(s, token)) for s, token in zip(sampling, tokens, strict=True)]
         if guessed.has_guesses:
             outcomes = self._verify(guessed, whole, outcomes)
@@ -241,7 +249,14 @@ class EngineCore:
                 self._scheduler.finish(sequence)
             else:
                 self._scheduler.answered(sequence)
-        return ended
+        return ended + self._read(output)
+
+    def _read(self, output: SchedulerOutput) -> Ended:
+        """Sequences that end with their prompt, which is now computed."""
+        read = [part.sequence for part in output.scheduled if part.samples and part.sequence.is_prefill_only]
+        for sequence in read:
+            self._scheduler.finish(sequence)
+        return [(sequence, FinishReason.STOP) for sequence in read]
 
     def _advance(self, sequence: Sequence, token: int | RowError) -> FinishReason | RowError | None:
         """Add a sampled token; how the sequence ends, or None while it goes on."""
@@ -347,7 +362,7 @@ class EngineCore:
             self._scheduler.resume(continuation)
         return []
 
-    def _close(self, row: Row, completion: Completion) -> Completion:
+    def _close(self, row: Row | TaskRow, completion: Completion) -> Completion:
         """Let go of a row and of what is still computed for it."""
         del self._rows[row.request_id]
         for sequence in row.live:

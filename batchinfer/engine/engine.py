@@ -10,6 +10,7 @@ from batchinfer.engine.chat import ChatRenderer
 from batchinfer.engine.config import EngineConfig
 from batchinfer.engine.core import EngineCore
 from batchinfer.engine.detokenizer import Detokenizer
+from batchinfer.engine.encoder.engine import EncoderEngine, create_encoder_engine
 from batchinfer.engine.generate import generate
 from batchinfer.engine.guided import GrammarCompiler
 from batchinfer.engine.ingest import Ingest
@@ -18,7 +19,9 @@ from batchinfer.engine.model_runner import ModelRunner
 from batchinfer.engine.sampler import Sampler
 from batchinfer.engine.scheduler import Scheduler
 from batchinfer.engine.speculation import Speculator
-from batchinfer.models.load import LoadedModel, load_model
+from batchinfer.model_kind import ModelKind, model_kind, sentence_config
+from batchinfer.models.load import LoadedModel, find_model, load_model
+from batchinfer.tasks import Pooling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,13 +34,16 @@ WINDOW = 4
 """Requests pulled ahead, as a multiple of ``max_num_seqs``: enough to refill a batch, little memory."""
 
 
-def create_engine(config: EngineConfig) -> EngineCore:
-    """Load the model that the config names and build its engine.
+def create_engine(config: EngineConfig) -> EngineCore | EncoderEngine:
+    """Load the model that the config names and build its engine, which depends on the model's kind.
 
     Raises:
         ModelError: the model cannot be found, read or run.
     """
     register_attention()
+    folder = find_model(config)[0]
+    if folder.is_dir() and model_kind(folder) is not ModelKind.DECODER:
+        return create_encoder_engine(config)
     return build_engine(load_model(config, ATTENTION_NAME, may_defer=True), config, owns_model=True)
 
 
@@ -60,6 +66,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool 
         max_kv_tokens=runner.num_blocks * config.block_size,
         seed=config.seed,
         grammars=GrammarCompiler(loaded.tokenizer, loaded.hf_config.vocab_size, loaded.eos_token_ids),
+        pooling=sentence_config(config.model).pooling or Pooling.LAST,
     )
     sampler = Sampler(loaded.eos_token_ids)
     return EngineCore(runner, scheduler, ingest, sampler, about=runner.about, profile=runner.profile)

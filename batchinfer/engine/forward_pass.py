@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from batchinfer.engine.head_output import HeadOutput
@@ -46,11 +47,13 @@ class ForwardPass(Protocol):
         sampling: torch.Tensor,
         context: Any,
         kept: Sequence[int],
+        *,
+        hidden: torch.Tensor | None = None,
     ) -> HeadOutput:
         """The best token of each row in ``sampling``, and the logits of those at the places ``kept`` of it.
 
         ``token_ids`` and ``positions`` are int64 with a row each of the packed batch; ``context`` is the attention
-        backend's for this step.
+        backend's for this step. ``hidden`` are rows whose hidden states after the last norm are wanted.
         """
 
     def profile(self) -> dict[str, int]:
@@ -73,16 +76,30 @@ class TransformersPass:
         sampling: torch.Tensor,
         context: Any,
         kept: Sequence[int],
+        *,
+        hidden: torch.Tensor | None = None,
     ) -> HeadOutput:
         """See :class:`ForwardPass`."""
-        logits: torch.Tensor = self._model(
-            input_ids=token_ids.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=sampling,
-            paged_context=context,
-        ).logits[0]
-        return HeadOutput.of_logits(logits, kept)
+        states: list[torch.Tensor] = []
+        hook = None
+        if hidden is not None:
+            body = self._model.base_model
+            hook = body.register_forward_hook(lambda _m, _i, output: states.append(output.last_hidden_state[0]))
+        try:
+            logits: torch.Tensor = self._model(
+                input_ids=token_ids.unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=sampling,
+                paged_context=context,
+            ).logits[0]
+        finally:
+            if hook is not None:
+                hook.remove()
+        output = HeadOutput.of_logits(logits, kept)
+        if hidden is None:
+            return output
+        return replace(output, hidden=states[0].index_select(0, hidden).float())
 
     def profile(self) -> dict[str, int]:
         """See :meth:`ForwardPass.profile`: transformers' modules are not taken apart."""
@@ -113,9 +130,14 @@ class FusedPass:
         sampling: torch.Tensor,
         context: Any,
         kept: Sequence[int],
+        *,
+        hidden: torch.Tensor | None = None,
     ) -> HeadOutput:
         """See :class:`ForwardPass`."""
         self._num_calls += 1
+        if hidden is not None:
+            reduce, states = self._decoder.with_hidden(token_ids, positions, context, hidden)
+            return replace(HeadOutput.of_reduction(reduce(sampling, kept)), hidden=states)
         if self._num_calls % PROFILE_STEPS:
             return HeadOutput.of_reduction(self._decoder(token_ids, positions, sampling, context, kept))
         started = time.perf_counter_ns()

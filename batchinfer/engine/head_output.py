@@ -28,6 +28,9 @@ class HeadOutput:
     """Rows whose logits were asked for."""
     logits: torch.Tensor
     """Their logits ``[len(kept), vocab_size]``, any float dtype."""
+    hidden: torch.Tensor | None = None
+    """Of other rows the hidden states after the last norm, float32 ``[num_rows, hidden_size]``; None if none was asked
+    for."""
 
     @staticmethod
     def of_logits(logits: torch.Tensor, kept: Sequence[int]) -> HeadOutput:
@@ -50,7 +53,7 @@ class HeadOutput:
 
     def first(self, num_rows: int) -> HeadOutput:
         """Without the padding that follows the first rows, none of which is kept."""
-        return HeadOutput(self.best[:num_rows], self.best_index[:num_rows], self.kept, self.logits)
+        return HeadOutput(self.best[:num_rows], self.best_index[:num_rows], self.kept, self.logits, self.hidden)
 
     def split(self, num_rows: int) -> tuple[HeadOutput, torch.Tensor]:
         """The first rows, and the logits of all others, each of which is kept."""

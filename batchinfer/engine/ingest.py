@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from batchinfer.engine.answer_parts import AnswerReader
 from batchinfer.engine.answers import AnswerWriter
@@ -16,19 +16,24 @@ from batchinfer.engine.reasoning import ReasoningLimit, ReasoningStream
 from batchinfer.engine.row import Row, sample_seed
 from batchinfer.engine.sequence import Sequence
 from batchinfer.engine.stop import StopChecker
+from batchinfer.engine.tasks.ingest import TaskIngest
 from batchinfer.engine.truncation import encode_within
 from batchinfer.errors import RowFailure
+from batchinfer.tasks import Pooling
 from batchinfer.types import ErrorCode, RowError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from batchinfer.engine.chat import ChatRenderer
     from batchinfer.engine.constraint import TokenConstraint
     from batchinfer.engine.detokenizer import Detokenizer, TextStream
     from batchinfer.engine.guided import GrammarCompiler, GuidedAnswer
+    from batchinfer.engine.tasks.row import TaskRow
     from batchinfer.sampling_params import SamplingParams
     from batchinfer.types import Request
+
+T = TypeVar("T")
 
 
 def row_seed(engine_seed: int, request_id: str) -> int:
@@ -50,8 +55,9 @@ class Ingest:
         max_kv_tokens: int,
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
+        pooling: Pooling = Pooling.LAST,
     ) -> None:
-        """Without ``grammars``, rows that ask for structured output are refused."""
+        """Without ``grammars``, rows that ask for structured output are refused; ``pooling`` is what ``auto`` is."""
         self._renderer = renderer
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
@@ -62,15 +68,18 @@ class Ingest:
         self._writer = AnswerWriter(detokenizer, self._reader)
         self._root = root_hash()
         self._num_sequences = 0
+        self._tasks = TaskIngest(renderer, self._prefill_only, max_model_len=max_model_len, pooling=pooling)
 
-    def row(self, request: Request) -> Row:
+    def row(self, request: Request) -> Row | TaskRow:
         """The row of a request, its ``max_tokens`` clamped to what fits.
 
         Raises:
             RowFailure: the prompt is empty, too long, or cannot be rendered; a parameter does not fit the model.
         """
+        if request.task is not None:
+            return self._guarded(self._tasks.row, request)
         params = request.params
-        prompt, notes = self._encode(request)
+        prompt, notes = self._guarded(self._encode, request)
         is_scored = params.prompt_logprobs is not None
         max_tokens = self._clamp(len(prompt), params.max_tokens, is_computed=is_scored)
         seed = row_seed(self._seed, request.request_id) if params.seed is None else params.seed
@@ -168,12 +177,22 @@ class Ingest:
 
     def _encode(self, request: Request) -> tuple[list[int], tuple[str, ...]]:
         """Token ids of the prompt, and what was done to it."""
+        if request.params.truncate is None:
+            return self._renderer.encode(request), ()
+        max_tokens = request.params.max_tokens
+        room = min(self._max_model_len - max_tokens, self._max_kv_tokens + 1 - max(max_tokens, 1))
+        return encode_within(self._renderer, request, room)
+
+    def _prefill_only(self, request: Request, token_ids: list[int]) -> Sequence:
+        """A sequence that ends with its prompt. Raises RowFailure."""
+        self._clamp(len(token_ids), 0, is_computed=True)
+        sequence = self._sequence(request, token_ids, 0, 0)
+        sequence.is_prefill_only, sequence.clamped_max_tokens = True, None
+        return sequence
+
+    def _guarded(self, read: Callable[[Request], T], request: Request) -> T:
         try:
-            if request.params.truncate is None:
-                return self._renderer.encode(request), ()
-            max_tokens = request.params.max_tokens
-            room = min(self._max_model_len - max_tokens, self._max_kv_tokens + 1 - max(max_tokens, 1))
-            return encode_within(self._renderer, request, room)
+            return read(request)
         except RowFailure:
             raise
         except Exception as error:  # a row that breaks the tokenizer must not break its neighbours

@@ -6,8 +6,12 @@ A row at a time, so that the bytes of a number depend on its row alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +32,18 @@ def log_softmax(line: torch.Tensor) -> torch.Tensor:
     return relative - relative.exp().sum(dtype=torch.float64).log().float()
 
 
-@torch.inference_mode()
 def score_token(line: torch.Tensor, token_id: int, num_top: int) -> TokenScore:
     """The score of one token under one row of logits ``[vocab_size]``, with the ``num_top`` likeliest."""
+    return score_tokens(line, (token_id,), num_top)[0]
+
+
+@torch.inference_mode()
+def score_tokens(line: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenScore]:
+    """Scores of several tokens under the same row of logits."""
     scores = log_softmax(line)
-    own = scores[token_id]
-    rank = int((scores > own).sum()) + 1
-    return TokenScore(token_id, own.item(), rank, tuple(best_tokens(scores, num_top)))
+    top = tuple(best_tokens(scores, num_top)) if num_top else ()
+    ranks = [int((scores > scores[token_id]).sum()) + 1 for token_id in token_ids]
+    return [TokenScore(t, scores[t].item(), rank, top) for t, rank in zip(token_ids, ranks, strict=True)]
 
 
 def best_tokens(scores: torch.Tensor, count: int) -> list[tuple[int, float]]:
@@ -59,6 +68,27 @@ class AnswerScores:
             self.tokens.append(score)
 
 
+class PromptReader(Protocol):
+    """What collects scores of a prompt's tokens, chunk by chunk and in order."""
+
+    @property
+    def num_top(self) -> int:
+        """Likeliest tokens wanted with each score."""
+
+    @property
+    def first_missing(self) -> int | None:
+        """The next position whose logits are wanted; None once all are there."""
+
+    def wanted(self, start: int, stop: int) -> range:
+        """Of the positions ``[start, stop)`` those whose logits are wanted."""
+
+    def targets(self, position: int, token_ids: Sequence[int]) -> Sequence[int]:
+        """The tokens that are scored at a position of a prompt; at least one."""
+
+    def append(self, score: TokenScore) -> None:
+        """Take in the next target's score."""
+
+
 class PromptScores:
     """Scores of a prompt's tokens but the first, which nothing comes before; collected chunk by chunk."""
 
@@ -68,14 +98,61 @@ class PromptScores:
         self._num_wanted = num_prompt_tokens - 1
 
     @property
-    def num_missing(self) -> int:
-        """Positions whose logits are still wanted; the next is the number of those that are there."""
-        return self._num_wanted - len(self.tokens)
+    def first_missing(self) -> int | None:
+        """See :class:`PromptReader`."""
+        return len(self.tokens) if len(self.tokens) < self._num_wanted else None
 
     def wanted(self, start: int, stop: int) -> range:
-        """Of the positions ``[start, stop)`` those whose logits are wanted."""
+        """See :class:`PromptReader`."""
         return range(max(start, len(self.tokens)), min(stop, self._num_wanted))
+
+    def targets(self, position: int, token_ids: Sequence[int]) -> Sequence[int]:
+        """See :class:`PromptReader`: the token that follows."""
+        return (token_ids[position + 1],)
 
     def append(self, score: TokenScore) -> None:
         """Take in the next token's score."""
         self.tokens.append(score)
+
+
+class ContinuationScores:
+    """Sums over the tokens of continuations that are alike but for their last token.
+
+    A sequence has the prompt and what they share. Its positions from ``first`` on predict the shared tokens, its last
+    position predicts each of ``last_token_ids``, which are therefore never computed: one pass scores them all.
+    """
+
+    num_top = 0
+
+    def __init__(self, num_tokens: int, first: int, last_token_ids: Sequence[int]) -> None:
+        self.last: list[TokenScore] = []
+        """Of the last tokens, in their order."""
+        self.shared_logprob = 0.0
+        self.is_shared_greedy = True
+        self.num_shared = 0
+        self._next = first
+        self._num_tokens = num_tokens
+        self._last_token_ids = last_token_ids
+
+    @property
+    def first_missing(self) -> int | None:
+        """See :class:`PromptReader`."""
+        return None if self.last else self._next
+
+    def wanted(self, start: int, stop: int) -> range:
+        """See :class:`PromptReader`."""
+        return range(max(start, self._next), self._next if self.last else min(stop, self._num_tokens))
+
+    def targets(self, position: int, token_ids: Sequence[int]) -> Sequence[int]:
+        """See :class:`PromptReader`."""
+        return self._last_token_ids if position == self._num_tokens - 1 else (token_ids[position + 1],)
+
+    def append(self, score: TokenScore) -> None:
+        """Take in the next target's score."""
+        if self._next == self._num_tokens - 1:
+            self.last.append(score)
+            return
+        self._next += 1
+        self.num_shared += 1
+        self.shared_logprob += score.logprob
+        self.is_shared_greedy &= score.rank == 1

@@ -77,13 +77,17 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(
-        self, scheduled: Sequence[ScheduledSequence], kept: Sequence[int] = (), scored: Sequence[int] = ()
+        self,
+        scheduled: Sequence[ScheduledSequence],
+        kept: Sequence[int] = (),
+        scored: Sequence[int] = (),
+        hidden: Sequence[int] = (),
     ) -> HeadOutput:
         """Compute the scheduled tokens; return what those who sample need, in order.
 
         A part with guesses samples behind its own last token and behind each guess. ``kept`` are places among all that
         is sampled: the rows that need logits. ``scored`` are places among all tokens of
-        the step: their logits follow as further rows, all of them kept.
+        the step: their logits follow as further rows, all of them kept; so are ``hidden``, for their hidden states.
         """
         spans = _spans(scheduled)
         tokens = [
@@ -93,7 +97,7 @@ class ModelRunner:
         sampling = [
             row
             for span, s in zip(spans, scheduled, strict=True)
-            if s.samples
+            if s.samples and not s.sequence.is_prefill_only
             for row in range(span.row + span.num_queries - 1 - len(s.guesses), span.row + span.num_queries)
         ]
         if scored:
@@ -107,6 +111,7 @@ class ModelRunner:
             self._row(_padded(sampling) if sampling else []),
             self._attention.context(spans, len(token_ids)),
             kept,
+            hidden=self._row(list(hidden)) if hidden else None,
         )
         return output.first(len(sampling))
 

@@ -26,11 +26,11 @@ class PrefixCache:
         size = self._pool.block_size
         index = len(sequence.block_table)
         blocks: list[int] = []
-        if sequence.prompt_scores is not None and sequence.num_unscored_tokens:
-            return blocks  # the cache has no logits
         if not self._is_enabled or index * size != sequence.num_computed_tokens:
             return blocks  # a block of its own is half full: tables are only appended to
-        while index < (sequence.num_tokens - 1) // size:
+        unread = sequence.first_unread  # the cache has no logits and no hidden states
+        end = (sequence.num_tokens - 1 if unread is None else unread) // size
+        while index < end:
             block = self._pool.lookup(self._hash(sequence, index))
             if block is None:
                 break

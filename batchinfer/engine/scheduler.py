@@ -226,7 +226,8 @@ class Scheduler:
         """Give a sequence that decodes its next token: the way that most sequences take in most steps."""
         table, size = sequence.block_table, self.pool.block_size
         start, length = sequence.num_computed_tokens, len(table)
-        if output.num_tokens >= self.max_num_batched_tokens or (start == length * size and not self.pool.num_free):
+        is_full = start == length * size and not self.pool.num_free
+        if output.num_tokens >= self.max_num_batched_tokens or is_full or sequence.is_prefill_only:
             self._schedule_running(sequence, output)
             return
         before = Progress(start, sequence.num_cached_tokens, length)
@@ -296,8 +297,9 @@ class Scheduler:
         room = (len(sequence.block_table) + self.pool.num_free) * size - sequence.num_computed_tokens
         wanted = sequence.num_uncomputed_tokens
         most = min(wanted, self.max_num_batched_tokens - output.num_tokens, room)
-        if sequence.num_unscored_tokens:
-            most = min(most, MAX_SCORED_TOKENS - output.num_scored)
+        if sequence.prompt_scores is not None and (unread := sequence.first_unread) is not None:
+            before = max(0, unread - sequence.num_computed_tokens)
+            most = min(most, before + MAX_SCORED_TOKENS - output.num_scored)
         if most >= wanted:
             return wanted
         aligned = (sequence.num_computed_tokens + most) // size * size - sequence.num_computed_tokens
@@ -317,7 +319,8 @@ class Scheduler:
         samples = end == sequence.num_tokens
         output.scheduled.append(ScheduledSequence(sequence, start, num_new, samples, is_admission, before, offered))
         output.num_tokens += num_new
-        output.num_scored += num_new if sequence.num_unscored_tokens else 0
+        if sequence.prompt_scores is not None:
+            output.num_scored += len(sequence.prompt_scores.wanted(start, end))
         output.has_prefill |= not samples or num_new > 1
 
     def _lacks_block(self, sequence: Sequence, output: SchedulerOutput) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchinfer.engine.logprobs import score_token
+from batchinfer.engine.logprobs import score_token, score_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     import torch
 
     from batchinfer.engine.head_output import HeadOutput
-    from batchinfer.engine.logprobs import AnswerScores, PromptScores, TokenScore
+    from batchinfer.engine.logprobs import AnswerScores, PromptReader, TokenScore
     from batchinfer.engine.scheduler import SchedulerOutput
     from batchinfer.engine.sequence import Sequence as Running
     from batchinfer.types import RowError
 
-    Found = Iterator[tuple[PromptScores | AnswerScores, TokenScore]]
+    Found = Iterator[tuple[PromptReader | AnswerScores, TokenScore]]
     """Scores and where they belong, once the step has passed."""
 
 
@@ -28,8 +28,8 @@ class Unscored:
 
     places: list[int]
     """Their places among the step's tokens."""
-    _targets: list[tuple[PromptScores, int]]
-    """For each place, where the score belongs and which token follows."""
+    _targets: list[tuple[PromptReader, Sequence[int]]]
+    """For each place, where the scores belong and of which tokens."""
 
     @classmethod
     def of(cls, output: SchedulerOutput) -> Unscored:
@@ -42,14 +42,15 @@ class Unscored:
             if scores is not None:
                 for position in scores.wanted(part.start, part.start + part.num_new_tokens):
                     places.append(first + position - part.start)
-                    targets.append((scores, part.sequence.token_ids[position + 1]))
+                    targets.append((scores, scores.targets(position, part.sequence.token_ids)))
             first += part.num_new_tokens
         return cls(places, targets)
 
     def scores(self, logits: torch.Tensor) -> Found:
         """Scores of the tokens that follow, by ``logits [len(places), vocab_size]``."""
-        for (scores, token_id), line in zip(self._targets, logits, strict=True):
-            yield scores, score_token(line, token_id, scores.num_top)
+        for (scores, token_ids), line in zip(self._targets, logits, strict=True):
+            for score in score_tokens(line, token_ids, scores.num_top):
+                yield scores, score
 
 
 def score_answers(head: HeadOutput, sampling: Sequence[Running], tokens: Sequence[int | RowError]) -> Found:

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from batchinfer.engine.block_pool import BlockHash
     from batchinfer.engine.constraint import TokenConstraint
     from batchinfer.engine.logit_rules import LogitRules
-    from batchinfer.engine.logprobs import AnswerScores, PromptScores
+    from batchinfer.engine.logprobs import AnswerScores, PromptReader
+    from batchinfer.engine.pooling import Pooler
     from batchinfer.engine.speculation import NgramIndex
     from batchinfer.engine.stop import StopChecker
     from batchinfer.sampling_params import SamplingParams
@@ -43,10 +44,14 @@ class Sequence:
     """Tokens to generate at most, once ``max_tokens`` has cut JSON off; None where that is the end."""
     was_lengthened: bool = False
     scores: AnswerScores | None = None
-    prompt_scores: PromptScores | None = None
+    prompt_scores: PromptReader | None = None
     """Log-probabilities, where the row asks for them."""
     opening: str = ""
     """Text at the prompt's end that belongs to the answer."""
+    pooler: Pooler | None = None
+    """What takes in the prompt's hidden states, where the row is embedded."""
+    is_prefill_only: bool = False
+    """Whether it ends with its prompt, whose last token is followed by none."""
     is_beam: bool = False
     """Whether it is a step of a beam search, whose length says nothing of answers."""
 
@@ -85,9 +90,14 @@ class Sequence:
         return self.max_tokens - self.num_output_tokens
 
     @property
-    def num_unscored_tokens(self) -> int:
-        """Prompt tokens whose logits are wanted and still missing: they must be computed, whatever the cache holds."""
-        return 0 if self.prompt_scores is None else self.prompt_scores.num_missing
+    def first_unread(self) -> int | None:
+        """First position whose logits or hidden state are wanted and still missing; None where there is none.
+
+        From there on the tokens must be computed, whatever the cache holds.
+        """
+        if self.prompt_scores is not None:
+            return self.prompt_scores.first_missing
+        return None if self.pooler is None else self.pooler.first_missing
 
     @property
     def max_kv_tokens(self) -> int:

@@ -61,6 +61,7 @@ def request_to_json(request: Request) -> dict[str, Any]:
         "prompt_token_ids": request.prompt_token_ids,
         "progress": progress_to_json(request.progress) if request.progress else None,
         "answer": request.answer,
+        "task": request.task,
     }
     return {key: value for key, value in fields.items() if value is not None}
 

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from batchinfer.jobs.leases import ShardPlan
+from batchinfer.model_kind import check_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,6 +57,10 @@ def prompt_config(spec: JobSpec) -> PromptConfig:
         system=spec.system,
         on_null=spec.on_null.value,
         params=spec.sampling_params().model_copy(update={"seed": None}),
+        task=spec.task_options(),
+        continuation_column=spec.continuation_column,
+        document_column=spec.document_column,
+        embedding_lists=spec.embedding_lists,
     )
 
 
@@ -66,7 +71,7 @@ def plan_job(spec: JobSpec, batch: BatchTerms | None = None, roots: Roots | None
 
     Raises:
         InputError: the input cannot be read as asked.
-        InvalidSpecError: the template is wrong, or result columns clash with the input's.
+        InvalidSpecError: the template is wrong, result columns clash with the input's, or the model cannot do the task.
     """
     from batchinfer.dataset.prompt import RowReader  # noqa: PLC0415 -- see prompt_config
     from batchinfer.dataset.schema import ResultSchema  # noqa: PLC0415 -- see prompt_config
@@ -78,6 +83,7 @@ def plan_job(spec: JobSpec, batch: BatchTerms | None = None, roots: Roots | None
             roots.check_input(path)
     if batch is not None:
         _check_batch(spec, batch)
+    check_task(spec.model, spec.task, has_labels=bool(spec.labels))
     source = InputSource.open(spec.inputs, spec.limit, roots)
     ResultSchema(source.schema, spec.column_prefix, spec.result_columns())
     reader = RowReader(prompt_config(spec), source.schema)
@@ -96,7 +102,9 @@ def plan_job(spec: JobSpec, batch: BatchTerms | None = None, roots: Roots | None
             *_sample_warnings(source, reader),
         ),
         shards=cut_shards(
-            lambda: source.token_weights(reader.columns), max_tokens=spec.max_tokens, shard_rows=spec.shard_rows
+            lambda: source.token_weights(reader.columns),
+            max_tokens=spec.max_tokens if spec.task_options().generates else 1,
+            shard_rows=spec.shard_rows,
         ),
     )
 

@@ -17,6 +17,7 @@ from batchinfer.errors import InvalidSpecError
 from batchinfer.guided import schema_text, single_schema
 from batchinfer.jobs.needs import POOL_NAME
 from batchinfer.sampling_params import MAX_TOKENS, SamplingParams
+from batchinfer.tasks import Pooling, Task, TaskOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 _DURATION = re.compile(r"(\d+)\s*([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
+_TASK_FIELDS = tuple(TaskOptions.model_fields)
+_TASK_COLUMNS: dict[Task, tuple[str, ...]] = {
+    Task.GENERATE: (),
+    Task.SCORE: ("choices", "best_choice", "logprob", "perplexity"),
+    Task.EMBED: ("embedding",),
+    Task.CLASSIFY: ("label", "scores"),
+    Task.RERANK: ("score", "ranking"),
+}
 
 
 class OnNull(StrEnum):
@@ -120,6 +129,22 @@ class JobSpec(BaseModel):
     """A name for people."""
     tags: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = {}
     """Labels, key to value."""
+
+    task: Task = Task.GENERATE
+    """What is done with each row."""
+    continuation_column: str | None = None
+    """score: column with a continuation or a list of choices; by default ``continuation``, then ``choices``."""
+    document_column: str | None = None
+    """rerank: column with a document or a list of them; by default ``document``, then ``documents``."""
+    labels: tuple[str, ...] = ()
+    content_free_prompt: str | None = None
+    score_stride: int | None = None
+    pooling: Pooling = Pooling.AUTO
+    normalize: bool = True
+    dimensions: int | None = None
+    instruction: str | None = None
+    embedding_lists: bool = False
+    """embed: a row has a list of texts; the column is ``embeddings``, a list of vectors."""
 
     prompt_column: str | None = None
     """Column with the prompt text."""
@@ -236,6 +261,11 @@ class JobSpec(BaseModel):
     def _schema_is_json(cls, value: object) -> object:
         return schema_text(value)
 
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _labels_may_be_one_string(cls, value: object) -> object:
+        return tuple(label.strip() for label in value.split(",")) if isinstance(value, str) else value
+
     @field_validator("stop", "bad_words", mode="before")
     @classmethod
     def _one_word_may_be_a_string(cls, value: object) -> object:
@@ -276,7 +306,30 @@ class JobSpec(BaseModel):
         params = self.sampling_params()
         if self.samples_layout is SamplesLayout.LONG and not params.has_samples:
             raise ValueError("samples_layout long needs several samples a row: raise n")
+        self._check_task()
         return self
+
+    def _check_task(self) -> None:
+        """What a task cannot have is refused here, not in each row."""
+        options = self.task_options()
+        given = [n for n in _SAMPLING_FIELDS if getattr(self, n) != SamplingParams.model_fields[n].default]
+        if not options.generates and given:
+            raise ValueError(f"task {self.task.value} generates nothing, so {given[0]} has no meaning; leave it out")
+        for name, task in (("continuation_column", Task.SCORE), ("document_column", Task.RERANK)):
+            if getattr(self, name) is not None and self.task is not task:
+                raise ValueError(f"{name} is for task {task.value}, not for {self.task.value}")
+        if self.sentinel and not options.generates:
+            raise ValueError(f"sentinel compares generated answers, and task {self.task.value} has none")
+        if self.embedding_lists and self.task is not Task.EMBED:
+            raise ValueError(f"embedding_lists is for task embed, not for {self.task.value}")
+        if self.task is Task.RERANK and (self.messages_column or self.system):
+            raise ValueError("task rerank reads a query and documents: messages_column and system have no meaning")
+        if self.task is Task.EMBED and self.instruction and (self.messages_column or self.system):
+            raise ValueError("instruction is put before plain texts; a chat has its system message for that")
+
+    def task_options(self) -> TaskOptions:
+        """What the job does with its rows."""
+        return TaskOptions(**{name: getattr(self, name) for name in _TASK_FIELDS})
 
     def sampling_params(self) -> SamplingParams:
         """The job's defaults for each row; per-row columns override them.
@@ -304,7 +357,8 @@ class JobSpec(BaseModel):
             "samples": params.has_samples,
             "parsed": self.parsed or self.json_schema is not None,
         }
-        return tuple(name for name, is_wanted in wanted.items() if is_wanted or name in self.include_columns)
+        of_task = ("embeddings",) if self.embedding_lists else _TASK_COLUMNS[self.task]
+        return (*(name for name, is_wanted in wanted.items() if is_wanted or name in self.include_columns), *of_task)
 
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON of the spec, in hex: equal specs have equal fingerprints."""

@@ -80,15 +80,15 @@ def load_model(config: ModelSource, attn_implementation: str, *, may_defer: bool
     Raises:
         ModelError: the model cannot be found, read or run; the message says what to do.
     """
-    device = _device(config.device)
-    path, revision = _find(config)
+    device = choose_device(config.device)
+    path, revision = find_model(config)
     with _no_progress_bars():
         if path.is_file():
             return _load_gguf(config, path, attn_implementation, device, revision, may_defer=may_defer)
         return _load_folder(config, path, attn_implementation, device, revision, may_defer=may_defer)
 
 
-def _find(config: ModelSource) -> tuple[Path, str | None]:
+def find_model(config: ModelSource) -> tuple[Path, str | None]:
     """Where the model lies, and its revision if it comes from the hub."""
     path = Path(config.model).expanduser()
     if path.is_dir():
@@ -117,7 +117,7 @@ def _load_gguf(
     file = GgufFile(path)
     revision = revision or fingerprint([path])
     # a quantised file has no dtype of its own; bfloat16 holds every range it can have
-    dtype = _dtype(config.dtype, device, torch.bfloat16)
+    dtype = choose_dtype(config.dtype, device, torch.bfloat16)
     model = load_gguf_model(
         file,
         attn_implementation=attn_implementation,
@@ -143,7 +143,7 @@ def _load_folder(
     # what can fail fast goes before the weights
     hf_config = read_config(folder)
     tokenizer = load_folder_tokenizer(folder)
-    dtype = _dtype(config.dtype, device, own_dtype(hf_config))
+    dtype = choose_dtype(config.dtype, device, own_dtype(hf_config))
     model = None
     if may_defer and device.type == "cpu" and hf_config.model_type in FAMILIES:
         model = defer_folder_model(folder, hf_config, attn_implementation=attn_implementation, dtype=dtype)
@@ -191,7 +191,8 @@ def _cache_dir(config: ModelSource) -> Path:
     return Path(config.cache_dir) if config.cache_dir else default_cache_dir()
 
 
-def _device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
+    """The device of a setting. Raises ModelError: it is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -205,7 +206,8 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device, own: torch.dtype) -> torch.dtype:
+def choose_dtype(name: str, device: torch.device, own: torch.dtype) -> torch.dtype:
+    """The dtype of a setting; ``auto`` is the model's ``own`` on a GPU. Raises ModelError: there is none such."""
     if name == "auto":
         return own if device.type == "cuda" else torch.float32
     if name not in DTYPES:

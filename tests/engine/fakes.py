@@ -53,7 +53,7 @@ class FakeRunner:
     def slot(self, sequence, position):
         return sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
-    def execute(self, scheduled, kept=(), scored=()):
+    def execute(self, scheduled, kept=(), scored=(), hidden=()):
         self.batches.append([(part.sequence.request_id, part.start, part.num_new_tokens) for part in scheduled])
         if self.before_step is not None:
             self.before_step(scheduled)

@@ -339,8 +339,8 @@ def test_a_row_without_finite_logits_fails_alone_and_leaves_no_prefix():
     engine = make_engine()
     execute = engine._runner.execute
 
-    def with_nan(scheduled, kept, scored):
-        head = execute(scheduled, kept, scored)
+    def with_nan(scheduled, *wanted):
+        head = execute(scheduled, *wanted)
         for i, part in enumerate(p for p in scheduled if p.samples):
             if part.sequence.request_id == "nan":
                 head.best[i] = float("nan")

@@ -37,7 +37,7 @@ class Witness:
         self._runner = runner
         self.seen = {}
 
-    def execute(self, scheduled, kept, scored=()):
+    def execute(self, scheduled, kept, scored=(), hidden=()):
         places = [
             (part.sequence.request_id, part.sequence.num_tokens + number)
             for part in scheduled

@@ -154,7 +154,13 @@ class EngineSession:
 def _rename(request: Request, request_id: str) -> Request:
     # four times as fast as dataclasses.replace, once a row
     return Request(
-        request_id, request.params, request.prompt, request.messages, request.prompt_token_ids, request.progress
+        request_id,
+        request.params,
+        request.prompt,
+        request.messages,
+        request.prompt_token_ids,
+        request.progress,
+        task=request.task,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from batchinfer.dataset.prompt import RowReader
@@ -120,7 +120,7 @@ def _read_row(job: JobRecord, source: InputSource, row_index: int) -> RowInput:
 
 def _run(job: JobRecord, request: Request, settings: Settings) -> Completion:
     params = with_seed(request.params, job.spec.seed, int(request.request_id))
-    alone = type(request)(request.request_id, params, request.prompt, request.messages, request.prompt_token_ids)
+    alone = replace(request, params=params)
     engine = EngineProcess(
         settings.engine_factory,
         engine_config(job.spec, settings),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from batchinfer.models.fused.head import Head
 from batchinfer.models.fused.layer import LayerRunner, Step
@@ -11,9 +14,7 @@ from batchinfer.models.fused.timed import HEAD_KINDS, OPS_KINDS, Timed
 from batchinfer_kernels.cpu import Accumulated, LogitsReduction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
+    from collections.abc import Callable, Sequence
 
     from batchinfer.models.fused.layer import FusedLayer, StepContext
     from batchinfer.models.fused.linear import Linear
@@ -48,17 +49,45 @@ class FusedDecoder:
 
         ``token_ids``, ``positions`` and ``sampling`` are int64; the first two have a row each of the packed batch.
         """
+        return self._reduce(*self._body(token_ids, positions, context), sampling, kept)
+
+    def with_hidden(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, context: StepContext, hidden: torch.Tensor
+    ) -> tuple[Callable[[torch.Tensor, Sequence[int]], LogitsReduction], torch.Tensor]:
+        """What a call's head makes of ``sampling`` and ``kept``, and hidden states.
+
+        These are of the rows in ``hidden``, after the last norm: float32 ``[rows, hidden_size]``.
+        """
+        residual, x = self._body(token_ids, positions, context)
+        states = residual.index_select(0, hidden)
+        if x is not None:
+            states += self._ops.convert(_rows(x, hidden), torch.float32)
+        norm = self._spec.final_norm
+        hidden_states = self._ops.rms_norm(
+            states, norm.weight, norm.eps, weight_offset=norm.offset, out_dtype=torch.float32
+        )
+        return partial(self._reduce, residual, x), hidden_states
+
+    def _body(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, context: StepContext
+    ) -> tuple[torch.Tensor, Activations | None]:
+        """The residual stream after the layers, and what the last one still has to add to it."""
         spec = self._spec
         residual = spec.embed(token_ids)
         x: Activations | None = None
         step = Step(residual, positions, context)
         for index, layer in enumerate(self._layers):
             x = self._run_layer(index, layer, x, step)
+        return residual, x
+
+    def _reduce(
+        self, residual: torch.Tensor, x: Activations | None, sampling: torch.Tensor, kept: Sequence[int]
+    ) -> LogitsReduction:
         if not len(sampling):
             return LogitsReduction(0)
         residual = residual.index_select(0, sampling)
         last = None if x is None else _rows(x, sampling)
-        norm = spec.final_norm
+        norm = self._spec.final_norm
         rows = self._head.norm(residual, norm, None) if last is None else self._head.norm(last, norm, residual)
         return self._head(rows, len(sampling), kept)
 

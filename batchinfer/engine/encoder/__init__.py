@@ -1,0 +1,1 @@
+"""Encoders and classification heads: texts in padded tiles through transformers' own modules, no KV cache."""

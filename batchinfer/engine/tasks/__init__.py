@@ -1,0 +1,1 @@
+"""Rows that are read and not answered: scored, embedded, classified, ranked."""
