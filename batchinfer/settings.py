@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -75,6 +76,13 @@ class Settings(BaseSettings):
     usd_per_hour: Annotated[Decimal, Field(ge=0, le=1_000_000)] = Decimal("0.10")
     """What an hour of this worker's device costs. The default is an assumption: set your own."""
 
+    pools: Annotated[tuple[str, ...], NoDecode] = ("default",)
+    """Pools that a worker is in, with commas between them: it runs jobs that ask for one of them; ``default`` are jobs
+    that ask for none."""
+    device_kinds: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names of the worker's hardware that jobs may ask for, with commas between them, such as ``h200``; the kind of
+    ``device`` is one by itself."""
+
     engine_factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = "batchinfer.engine.engine:create_engine"
     """``module:callable`` that makes the engine from its configuration, in the engine's process."""
     reference_factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = "batchinfer.engine.reference:create_engine"
@@ -111,7 +119,17 @@ class Settings(BaseSettings):
     tick_seconds: Seconds = 1
     """Time between two looks at the database for work, expired leases and deadlines."""
 
-    @field_validator("input_roots", "output_roots", "model_roots", "webhook_networks", mode="before")
+    @field_validator("pools", "device_kinds")
+    @classmethod
+    def _names_fit(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,39}", name):
+                raise ValueError(f"{name!r} is not 1 to 40 of a-z, 0-9, '.', '_' and '-', such as h200")
+        return value
+
+    @field_validator(
+        "input_roots", "output_roots", "model_roots", "webhook_networks", "pools", "device_kinds", mode="before"
+    )
     @classmethod
     def _roots_have_commas_between_them(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -80,9 +80,20 @@ def _row(event: EventView) -> tuple[str, ...]:
 
 
 @click.command("workers")
+@click.option("--backlog", is_flag=True, help="Show the work that waits instead, and how many workers it wants.")
+@click.option(
+    "--target-seconds",
+    type=click.FloatRange(0, 7 * 86400, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="With --backlog: time within which the work should be done.",
+)
 @json_option
-def workers_command(as_json: bool) -> None:
+def workers_command(backlog: bool, target_seconds: float, as_json: bool) -> None:
     """List workers: where they run, with which model, and whether they give signs of life."""
+    if backlog:
+        _print_backlog(target_seconds, as_json)
+        return
     with open_service() as service:
         found = service.workers()
     if as_json:
@@ -97,10 +108,33 @@ def workers_command(as_json: bool) -> None:
             worker.hostname,
             worker.device,
             ", ".join(worker.models) or MISSING,
+            ", ".join(worker.pools),
             usd(worker.usd_per_hour),
             "alive" if worker.is_alive else "silent",
             worker.last_seen_at.isoformat(timespec="seconds"),
         )
         for worker in found.data
     ]
-    print_table(("WORKER", "HOST", "DEVICE", "MODELS", "PER HOUR", "STATE", "LAST SEEN"), rows)
+    print_table(("WORKER", "HOST", "DEVICE", "MODELS", "POOLS", "PER HOUR", "STATE", "LAST SEEN"), rows)
+
+
+def _print_backlog(target_seconds: float, as_json: bool) -> None:
+    with open_service() as service:
+        queue = service.queue(target_seconds=target_seconds)
+    if as_json:
+        print_json(queue)
+        return
+    rows = [
+        (
+            lane.model,
+            lane.pool,
+            lane.device_kind or MISSING,
+            str(lane.waiting_rows),
+            str(lane.running_rows),
+            f"{lane.device_seconds:.0f}" + ("" if lane.is_measured else " (guess)"),
+            str(lane.workers),
+            str(lane.workers_wanted),
+        )
+        for lane in queue.data
+    ]
+    print_table(("MODEL", "POOL", "KIND", "WAITING", "RUNNING", "DEVICE S", "WORKERS", "WANTED"), rows)

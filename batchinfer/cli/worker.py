@@ -11,9 +11,25 @@ from batchinfer.cli.connect import load_settings, log_format_option, set_up_logs
 @click.option(
     "--model", "models", multiple=True, metavar="PATH_OR_ID", help="Only jobs of this model; may be repeated."
 )
+@click.option(
+    "--pool", "pools", multiple=True, metavar="NAME", help="A pool it is in; may be repeated. [default: default]"
+)
+@click.option(
+    "--device-kind",
+    "device_kinds",
+    multiple=True,
+    metavar="NAME",
+    help="A name of its hardware that jobs may ask for, such as h200; may be repeated.",
+)
 @click.option("--ticker-only", is_flag=True, help="Run no rows; only keep leases, deadlines and wake-ups going.")
 @log_format_option
-def worker_command(models: tuple[str, ...], ticker_only: bool, log_format: str | None) -> int:
+def worker_command(
+    models: tuple[str, ...],
+    pools: tuple[str, ...],
+    device_kinds: tuple[str, ...],
+    ticker_only: bool,
+    log_format: str | None,
+) -> int:
     """Work on jobs until stopped.
 
     SIGTERM or Ctrl-C drains: finished rows are committed, the rest goes back at once, and the process ends within
@@ -22,6 +38,6 @@ def worker_command(models: tuple[str, ...], ticker_only: bool, log_format: str |
     """
     from batchinfer_workers.worker import run_worker
 
-    settings = load_settings(log_format=log_format)
+    settings = load_settings(log_format=log_format, pools=pools or None, device_kinds=device_kinds or None)
     set_up_logs(settings.log_level, settings.log_format)
     return run_worker(settings, models=models or None, ticker_only=ticker_only)

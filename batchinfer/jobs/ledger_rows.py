@@ -14,6 +14,7 @@ from batchinfer.jobs.records import (
     ShardRecord,
     WorkerRecord,
 )
+from batchinfer.jobs.serving import Serves
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.status import AttemptState, JobState, LeaseMode, Outcome, ShardState
 from batchinfer.types import RowStatus, Usage
@@ -173,6 +174,7 @@ def worker_record(row: Row[Any]) -> WorkerRecord:
         version=row.version,
         nanos_per_hour=row.nanos_per_hour,
         models=tuple(row.models),
+        serves=Serves.from_json(row.serves),
         stats=row.stats,
         started_at=row.started_at,
         last_seen_at=row.last_seen_at,

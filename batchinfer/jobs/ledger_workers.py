@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, func, or_, select, true, update
+from sqlalchemy import and_, delete, func, or_, select, true, update
 
 from batchinfer.db.tables import CLAIMABLE, RUNNING, WAITS_FOR_MANIFEST, WAITS_FOR_PLAN, Attempt, Job, Shard, Worker
 from batchinfer.errors import NotFoundError
+from batchinfer.jobs.lease_order import EVERYONE
 from batchinfer.jobs.ledger_base import LedgerBase, insert_once
 from batchinfer.jobs.ledger_rows import worker_record
 
@@ -18,9 +20,20 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, TextClause
 
     from batchinfer.jobs.records import WorkerRecord
+    from batchinfer.jobs.serving import Serves
 
 MAX_ENGINES = 8
 """Engines of a job whose reports are kept, the latest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Waiting shards of one model with the same needs. ``is_for_everyone``: they need no engine any more."""
+
+    model: str
+    needs: str
+    is_for_everyone: bool
+    count: int
 
 
 class Workers(LedgerBase):
@@ -36,11 +49,13 @@ class Workers(LedgerBase):
         device: str = "",
         version: str = "",
         models: Sequence[str] = (),
+        serves: Serves | None = None,
     ) -> WorkerRecord:
-        """Add the worker, or refresh it."""
+        """Add the worker, or refresh it. ``models`` are loaded, ``serves`` says what it may run."""
         values: dict[str, Any] = {
             "hostname": hostname, "pid": pid, "device": device, "version": version,
             "nanos_per_hour": nanos_per_hour, "models": list(models), "stats": {},
+            "serves": None if serves is None else serves.to_json(),
         }  # fmt: skip
 
         def work(connection: Connection, now: datetime) -> WorkerRecord:
@@ -109,6 +124,24 @@ class Workers(LedgerBase):
                 for model, count in connection.execute(query):
                     models[model] = models.get(model, 0) + count
             return models
+
+        return self._read(work)
+
+    def pending_lanes(self, job_id: str | None = None) -> list[Lane]:
+        """Shards that a worker could lease now, by what they need; of all jobs or one."""
+        is_of_job = true() if job_id is None else Shard.job_id == job_id
+        columns = (Shard.queue, Shard.needs, Shard.model)
+
+        def work(connection: Connection, now: datetime) -> list[Lane]:
+            is_due = or_(Shard.retry_at.is_(None), Shard.retry_at <= now)
+            expired = Shard.id.in_(select(Attempt.shard_id).where(RUNNING, Attempt.lease_expires_at <= now))
+            counts: dict[tuple[str, str, bool], int] = {}
+            for condition in (and_(CLAIMABLE, is_due), and_(expired, Shard.queue.is_not(None))):
+                query = select(*columns, func.count()).where(condition, is_of_job).group_by(*columns)
+                for queue, needs, model, count in connection.execute(query):
+                    lane = (model, needs, queue == EVERYONE)
+                    counts[lane] = counts.get(lane, 0) + count
+            return [Lane(*lane, count) for lane, count in counts.items()]
 
         return self._read(work)
 

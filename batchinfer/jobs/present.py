@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from batchinfer.jobs.drift import Drift
+from batchinfer.jobs.needs import DEFAULT_POOL
 from batchinfer.jobs.views import (
     CostSoFar,
     CostView,
@@ -61,6 +62,8 @@ def job_view(job: JobRecord, speed: Speed, chance: float | None = None) -> JobVi
         drift=_drift(job),
         warnings=list(job.warnings),
         engines=[EngineUse.model_validate(dict(report)) for report in job.engines],
+        pool=job.spec.pool or DEFAULT_POOL,
+        device_kind=job.spec.device_kind,
         priority=job.priority,
         deadline=job.deadline_at,
         created_at=job.created_at,
@@ -185,6 +188,9 @@ def worker_view(worker: WorkerRecord, *, is_alive: bool) -> WorkerView:
         device=worker.device,
         version=worker.version,
         models=list(worker.models),
+        pools=list(worker.serves.pools),
+        device_kinds=list(worker.serves.device_kinds),
+        only_models=None if worker.serves.models is None else list(worker.serves.models),
         usd_per_hour=nanos_to_usd(worker.nanos_per_hour),
         is_alive=is_alive,
         started_at=worker.started_at,

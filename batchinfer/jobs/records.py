@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
+    from batchinfer.jobs.serving import Serves
     from batchinfer.jobs.spec import JobSpec
     from batchinfer.jobs.status import AttemptState, JobState, LeaseMode, Outcome, ShardState
 
@@ -214,6 +215,8 @@ class WorkerRecord:
     version: str
     nanos_per_hour: int
     models: tuple[str, ...]
+    """Loaded ones."""
+    serves: Serves
     stats: Mapping[str, Any]
     started_at: datetime
     last_seen_at: datetime

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -28,13 +28,14 @@ from batchinfer.jobs.models import known_models
 from batchinfer.jobs.money_service import MoneyService
 from batchinfer.jobs.paths import check_output_is_free, resolve_paths
 from batchinfer.jobs.present import cost_view, error_page, event_view, job_view, output_of, worker_view
+from batchinfer.jobs.queue_lanes import queue_lanes, why_it_waits
 from batchinfer.jobs.result_files import first_rows, results_view
 from batchinfer.jobs.row_pages import read_rows
 from batchinfer.jobs.spec import parse_spec
 from batchinfer.jobs.speed import measure_speed
 from batchinfer.jobs.status import JobState
 from batchinfer.jobs.tenants import Tenants
-from batchinfer.jobs.views import EventList, JobList, RowPage, WorkerList
+from batchinfer.jobs.views import EventList, JobList, QueueLane, QueueView, RowPage, WorkerList
 from batchinfer.jobs.webhooks import Webhooks
 from batchinfer.money import usd_to_nanos
 
@@ -238,7 +239,11 @@ class JobService:
 
     def get(self, job_id: str) -> JobView:
         """How a job stands. Raises NotFoundError."""
-        return self.view(self.job(job_id))
+        return self.view_alone(self.job(job_id))
+
+    def view_alone(self, job: JobRecord) -> JobView:
+        """How a job stands, and why it waits."""
+        return self.view(job).model_copy(update={"waits_for": why_it_waits(self.engine, job, self._now())})
 
     def list_jobs(
         self,
@@ -246,6 +251,8 @@ class JobService:
         state: JobState | None = None,
         model: str | None = None,
         name: str | None = None,
+        tag: tuple[str, str] | None = None,
+        tenant: str | None = None,
         limit: int = 20,
         after: str | None = None,
     ) -> JobList:
@@ -253,7 +260,14 @@ class JobService:
         if after is not None:
             self.job(after)
         found = self.ledger.list_jobs(
-            caller=self.caller, state=state, model=model, name=name, limit=limit + 1, after=after
+            caller=self.caller,
+            state=state,
+            model=model,
+            name=name,
+            tag=tag,
+            tenant=tenant,
+            limit=limit + 1,
+            after=after,
         )
         views = [self.view(job) for job in found[:limit]]
         return JobList(
@@ -316,6 +330,20 @@ class JobService:
         alive_since = self._now() - WORKER_SILENCE
         views = [worker_view(w, is_alive=w.last_seen_at >= alive_since) for w in self.ledger.list_workers()]
         return WorkerList(data=views, has_more=False)
+
+    def queue(self, *, target_seconds: float = 600.0) -> QueueView:
+        """What waits, by model, pool and kind of hardware. Raises ForbiddenError, as :meth:`workers` does."""
+        self.caller.check_platform()
+        lanes = [
+            QueueLane(**asdict(lane)) for lane in queue_lanes(self.engine, self._now(), target_seconds=target_seconds)
+        ]
+        return QueueView(
+            target_seconds=target_seconds,
+            data=lanes,
+            waiting_rows=sum(lane.waiting_rows for lane in lanes),
+            device_seconds=round(sum(lane.device_seconds for lane in lanes), 3),
+            workers_wanted=sum(lane.workers_wanted for lane in lanes),
+        )
 
     def read_result(self, job_id: str, name: str) -> tuple[ResultFile, Iterator[bytes]]:
         """One result file by the last part of its path, and its bytes in chunks.

@@ -366,6 +366,20 @@ class JobSpec(BaseModel):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def parse_tag(text: str | None) -> tuple[str, str] | None:
+    """Read ``key=value``, as lists are filtered by it.
+
+    Raises:
+        InvalidSpecError: there is no ``=``.
+    """
+    if text is None:
+        return None
+    key, separator, value = text.partition("=")
+    if not key or not separator:
+        raise InvalidSpecError(f"tag {text[:100]!r} is not KEY=VALUE, such as team=search", param="tag")
+    return key, value
+
+
 def parse_spec(fields: Mapping[str, Any]) -> JobSpec:
     """Make a spec.
 

@@ -171,6 +171,10 @@ class JobView(View):
     warnings: list[str]
     engines: list[EngineUse] = []
     """Engines that worked on the job, the latest last."""
+    waits_for: str | None = None
+    """Why a job that could run does not, in a sentence; None while it runs or has ended. Said of one job, not in lists."""
+    pool: str = "default"
+    device_kind: str | None = None
     priority: int
     deadline: datetime | None
     created_at: datetime
@@ -300,6 +304,13 @@ class WorkerView(View):
     device: str
     version: str
     models: list[str]
+    """Loaded ones."""
+    pools: list[str] = ["default"]
+    """It runs jobs that ask for one of them; ``default`` are those that ask for none."""
+    device_kinds: list[str] = []
+    """Names of its hardware that jobs may ask for."""
+    only_models: list[str] | None = None
+    """None: it runs any model."""
     usd_per_hour: Usd
     is_alive: bool
     """It gave a sign of life within the last two minutes."""
@@ -315,6 +326,43 @@ class WorkerList(View):
     object: Literal["list"] = "list"
     data: list[WorkerView]
     has_more: bool
+
+
+class QueueLane(View):
+    """What waits and runs of one model in one pool, on one kind of hardware."""
+
+    model: str
+    pool: str
+    device_kind: str | None
+    """None: any hardware."""
+    waiting_shards: int
+    waiting_rows: int
+    waiting_tokens: int
+    """As the planner estimated them, prompts and answers."""
+    running_shards: int
+    running_rows: int
+    """Rows of leased shards that have no outcome yet."""
+    running_tokens: int
+    device_seconds: float
+    """Estimated device time of what waits and runs, on one device."""
+    is_measured: bool
+    """Whether the model has run lately; else ``device_seconds`` is a guess."""
+    workers: int
+    """Living workers that may serve it."""
+    workers_wanted: int
+    """Workers that would do it within ``target_seconds``: at least 1 while there is work, at most one a shard."""
+
+
+class QueueView(View):
+    """The backlog by model, pool and kind of hardware, for whoever scales workers."""
+
+    object: Literal["queue"] = "queue"
+    target_seconds: float
+    data: list[QueueLane]
+    waiting_rows: int
+    device_seconds: float
+    workers_wanted: int
+    """Sums over ``data``."""
 
 
 class KeyView(View):

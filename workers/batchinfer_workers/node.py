@@ -9,12 +9,14 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from batchinfer import __version__
 from batchinfer.engine.process import EngineProcess
 from batchinfer.errors import FencedError, NotFoundError
+from batchinfer.jobs.lease_order import Offer
 from batchinfer.jobs.status import JobState
 from batchinfer.log_context import bound
 from batchinfer.money import DeviceMeter
@@ -25,16 +27,17 @@ from batchinfer_workers.planning import run_planning
 from batchinfer_workers.reference_host import ReferenceHost
 from batchinfer_workers.roots import roots_of
 from batchinfer_workers.shard_runner import ShardRunner
-from batchinfer_workers.ticker import Ticker
+from batchinfer_workers.ticker import ANYTHING, Ticker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from batchinfer.engine.config import EngineConfig
     from batchinfer.jobs.dispatch import Dispatcher
     from batchinfer.jobs.leases import Lease
     from batchinfer.jobs.ledger import Ledger
     from batchinfer.jobs.schedule_runner import ScheduleRunner
+    from batchinfer.jobs.serving import Serves
     from batchinfer.jobs.webhook_sender import WebhookSender
     from batchinfer.settings import Settings
 
@@ -42,6 +45,8 @@ DRAIN_SECONDS = 30.0
 """How long a stop waits for running shards to commit and give back; they need a second or two."""
 MODEL_SECONDS = 300.0
 """How long a loaded model's shards go before others, so that jobs of two models do not reload at each shard."""
+NEAR_SECONDS = 60.0
+"""How long a worker stays with the job and the model that it has, before the fair order decides again."""
 REPORT_SECONDS = 5.0
 FORGET_AFTER = timedelta(days=1)
 """A worker that has been silent for this long is no more worth showing."""
@@ -51,7 +56,7 @@ _log = logging.getLogger(__name__)
 class WorkerNode:
     """One worker: its ledger, its engine, the shards it runs, its ticker.
 
-    ``models`` and ``job_id`` limit what it leases (None: anything). ``listen`` is called with each model that has work.
+    ``serves`` and ``job_id`` limit what it leases. ``listen`` is called with each model that has work.
     ``schedules`` and ``webhooks`` are looked at every ``tick_seconds``, if they are given.
     """
 
@@ -61,7 +66,7 @@ class WorkerNode:
         ledger: Ledger,
         dispatcher: Dispatcher,
         *,
-        models: Sequence[str] | None = None,
+        serves: Serves = ANYTHING,
         job_id: str | None = None,
         listen: Callable[[str], None] = lambda _model: None,
         schedules: ScheduleRunner | None = None,
@@ -72,7 +77,9 @@ class WorkerNode:
         self._settings = settings
         self._ledger = ledger
         self._dispatcher = dispatcher
-        self._models = models
+        self._serves = serves
+        self._near: tuple[str, int] | None = None
+        self._stays_until = 0.0
         self._job_id = job_id
         self._reference = ReferenceHost(self._start_reference)
         self._host = EngineHost(self._start_engine, on_close=self._book_idle)
@@ -85,7 +92,7 @@ class WorkerNode:
             ledger,
             dispatcher,
             seconds=settings.tick_seconds,
-            models=models,
+            serves=serves,
             job_id=job_id,
             num_free=lambda: settings.shards_in_flight - self._num_busy,
             listen=listen,
@@ -140,12 +147,12 @@ class WorkerNode:
             while has_place and not self.draining.is_set():
                 lease = self._ledger.lease_shard(
                     self.id,
-                    models=self._wanted_models(),
-                    job_id=self._job_id,
+                    offer=self._offer(),
                     lease_seconds=self._settings.lease_seconds,
                 )
                 if lease is None:
                     return
+                self._near = (lease.job.id, lease.shard.index)
                 self._run(lease)
 
     def finalize_jobs(self) -> None:
@@ -193,12 +200,26 @@ class WorkerNode:
                 self._num_busy -= has_place
                 self._idle.notify_all()
 
-    def _wanted_models(self) -> Sequence[str] | None:
-        """The loaded model only, while other shards use it and it has not had its time; else whatever is best."""
-        model = self._host.model
-        if model is None or len(self._runners) == 0 or self._host.loaded_seconds > MODEL_SECONDS:
-            return self._models
-        return [model]
+    def _offer(self) -> Offer:
+        """What this worker may lease now, and what it would rather lease.
+
+        For :data:`NEAR_SECONDS` at a time it stays with the job and the model that it has; then the fair order decides
+        again. While other shards use the engine, another model would have to wait for all of them.
+        """
+        model, now = self._host.model, time.monotonic()
+        is_staying = now < self._stays_until
+        if not is_staying:
+            self._stays_until = now + NEAR_SECONDS
+        models = self._serves.models
+        if model is not None and len(self._runners) and self._host.loaded_seconds <= MODEL_SECONDS:
+            models = (model,)
+        return Offer(
+            models=models,
+            needs=self._serves.needs,
+            loaded=(model,) if model is not None and is_staying else (),
+            near=self._near if is_staying else None,
+            job_id=self._job_id,
+        )
 
     def _run(self, lease: Lease) -> None:
         runner = ShardRunner(self._ledger, self._host, self._settings, lease, self.draining, reference=self._reference)
@@ -244,7 +265,7 @@ class WorkerNode:
             nanos_per_hour=self._settings.nanos_per_hour,
             device=self._settings.device or "auto",
             version=__version__,
-            models=self._models or (),
+            serves=replace(self._serves, job_id=self._job_id),
         )
 
     def _forget_the_dead(self) -> None:

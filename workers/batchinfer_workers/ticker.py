@@ -8,14 +8,17 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from batchinfer.jobs.serving import Serves
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from batchinfer.jobs.dispatch import Dispatcher
     from batchinfer.jobs.ledger import Ledger
 
 DEADLINE_SECONDS = 5.0
 """Time between two looks at the jobs that have a deadline."""
+ANYTHING = Serves()
 _log = logging.getLogger(__name__)
 
 
@@ -23,7 +26,7 @@ class Ticker:
     """Ends expired leases, closes jobs past their deadline, and wakes planners, shards and finalizers.
 
     Any number of workers may tick at once: each step is a compare-and-set in the ledger, and a superfluous message
-    finds nothing to do. ``models`` and ``job_id`` limit which shards are woken. ``num_free`` says how many more shards this worker could take; ``listen`` is called with each
+    finds nothing to do. ``serves`` and ``job_id`` limit which shards are woken. ``num_free`` says how many more shards this worker could take; ``listen`` is called with each
     model that has work, so that the worker consumes its queue; ``on_tick`` ends each tick.
     """
 
@@ -33,7 +36,7 @@ class Ticker:
         dispatcher: Dispatcher,
         *,
         seconds: float,
-        models: Sequence[str] | None = None,
+        serves: Serves = ANYTHING,
         job_id: str | None = None,
         num_free: Callable[[], int] = lambda: 1,
         listen: Callable[[str], None] = lambda _model: None,
@@ -42,7 +45,7 @@ class Ticker:
         self._ledger = ledger
         self._dispatcher = dispatcher
         self._seconds = seconds
-        self._models = models
+        self._serves = serves
         self._job_id = job_id
         self._num_free = num_free
         self._listen = listen
@@ -85,12 +88,13 @@ class Ticker:
         self._on_tick()
 
     def _wake_shards(self) -> None:
-        for model, count in self._ledger.pending_models(self._job_id).items():
-            if self._models is not None and model not in self._models:
+        for lane in self._ledger.pending_lanes(self._job_id):
+            is_mine = self._job_id is not None or self._serves.can_serve(lane.model, lane.needs)
+            if not is_mine and not lane.is_for_everyone:
                 continue
-            self._listen(model)
+            self._listen(lane.model)
             if (free := self._num_free()) > 0:
-                self._dispatcher.wake_shards(model, min(count, free))
+                self._dispatcher.wake_shards(lane.model, min(lane.count, free))
 
     def _run(self) -> None:
         while not self._is_ended:

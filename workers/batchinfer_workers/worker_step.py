@@ -11,6 +11,7 @@ from batchinfer.jobs.service import JobService
 from batchinfer_workers.clock import schedule_runner, webhook_sender
 from batchinfer_workers.metrics import CountingLedger, WorkerMetrics
 from batchinfer_workers.node import WorkerNode
+from batchinfer_workers.pools import serves_of
 
 if TYPE_CHECKING:
     from batchinfer_workers.app import NodeOptions
@@ -37,7 +38,7 @@ class NodeStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             settings,
             CountingLedger(self._service.engine, metrics),
             dispatcher,
-            models=options.models,
+            serves=serves_of(settings, options.models),
             job_id=options.job_id,
             listen=Listener(worker),
             # a worker that is there for one job lets the schedules be

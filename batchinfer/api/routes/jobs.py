@@ -10,7 +10,7 @@ from batchinfer.api.schemas import ErrorBody, ResumeBody, RetryBody, RetryView
 from batchinfer.jobs.changes import JobChanges
 from batchinfer.jobs.ids import new_job_id
 from batchinfer.jobs.ledger_changes import version_of
-from batchinfer.jobs.spec import JobSpec
+from batchinfer.jobs.spec import JobSpec, parse_tag
 from batchinfer.jobs.status import JobState
 from batchinfer.jobs.views import CostView, ErrorPage, JobList, JobView, ResultsView, RowPage
 from batchinfer.types import RowStatus
@@ -64,10 +64,18 @@ def list_jobs(  # noqa: PLR0917 -- FastAPI passes them by name
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
     model: Annotated[str | None, Query(max_length=1024, description="Only jobs of this model.")] = None,
     name: Annotated[str | None, Query(max_length=200, description="Only jobs of this name.")] = None,
+    tag: Annotated[str | None, Query(max_length=600, description="Only jobs with this tag, as `key=value`.")] = None,
+    tenant: Annotated[str | None, Query(max_length=40, description="Only this tenant's jobs.")] = None,
 ) -> JobList:
     """List jobs, newest first."""
     return service.list_jobs(
-        state=state, model=plain_text(model), name=plain_text(name), limit=limit, after=plain_text(after)
+        state=state,
+        model=plain_text(model),
+        name=plain_text(name),
+        tag=parse_tag(plain_text(tag)),
+        tenant=plain_text(tenant),
+        limit=limit,
+        after=plain_text(after),
     )
 
 
@@ -76,7 +84,7 @@ def get_job(job_id: JobId, service: Service, response: Response) -> JobView:
     """Poll a job: state, rows, speed, time left, cost. The `ETag` names the version of what PATCH can change."""
     job = service.job(job_id)
     response.headers["ETag"] = f'"{version_of(job)}"'
-    return service.view(job)
+    return service.view_alone(job)
 
 
 @router.patch("/{job_id}", responses=_CONFLICT | _CHANGED)

@@ -19,6 +19,7 @@ from batchinfer.jobs.dispatch import (
 )
 from batchinfer.jobs.leases import ShardPlan
 from batchinfer.jobs.ledger import Ledger
+from batchinfer.jobs.serving import Serves
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.status import AttemptState
 from batchinfer_workers.ticker import Ticker
@@ -98,7 +99,7 @@ def test_a_full_worker_and_foreign_models_are_not_woken(ledger):
     planned_job(ledger, 2, model="foreign")
     full, limited = Recorder(), Recorder()
     Ticker(ledger, full, seconds=1, num_free=lambda: 0).tick()
-    Ticker(ledger, limited, seconds=1, models=["mine"]).tick()
+    Ticker(ledger, limited, seconds=1, serves=Serves(models=("mine",))).tick()
     assert full.sent == []
     assert limited.sent == [("mine", 1)]
 

@@ -1,0 +1,158 @@
+"""How much work waits, for whoever decides how many workers there shall be: autoscalers, metrics, people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import func, select
+
+from batchinfer.db.session import read_transaction
+from batchinfer.db.tables import CLAIMABLE, RUNNING, Attempt, Job, Part, Shard, Worker
+from batchinfer.jobs.lease_order import EVERYONE
+from batchinfer.jobs.needs import DEFAULT_POOL, describe_needs, needs_of
+from batchinfer.jobs.queries import RECENT_PARTS
+from batchinfer.jobs.serving import Serves
+from batchinfer.jobs.status import JobState
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from sqlalchemy import ColumnElement, Connection, Engine
+
+    from batchinfer.jobs.records import JobRecord
+
+WORKER_SILENCE = timedelta(minutes=2)
+"""A worker that is silent for longer is not counted as alive."""
+DEFAULT_DEVICE_NS = 1_000_000
+"""Device time of a token of a model that has not run lately, in nanoseconds: a guess, until its first part."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLaneState:
+    """What waits and runs of one model in one pool, on one kind of hardware."""
+
+    model: str
+    pool: str
+    device_kind: str | None
+    waiting_shards: int
+    waiting_rows: int
+    waiting_tokens: int
+    """As the planner estimated them, prompts and answers."""
+    running_shards: int
+    running_rows: int
+    """Rows of leased shards that have no outcome yet."""
+    running_tokens: int
+    device_seconds: float
+    """Estimated device time of what waits and runs, on one device."""
+    is_measured: bool
+    """Whether the model has run lately; else ``device_seconds`` is a guess."""
+    workers: int
+    """Living workers that may serve it."""
+    workers_wanted: int
+    """Workers that would do it within the target time, at least 1 while there is work, at most one a shard."""
+
+
+def queue_lanes(engine: Engine, now: datetime, *, target_seconds: float = 600.0) -> list[QueueLaneState]:
+    """Waiting and running work by model, pool and kind of hardware; one row also for what living workers have loaded.
+
+    Reads an index and the running attempts; its cost grows with the number of waiting shards, not of rows or jobs.
+    """
+    with read_transaction(engine) as connection:
+        waiting, running = _waiting(connection), _running(connection)
+        serving = _serving(connection, now - WORKER_SILENCE)
+        cost = {model: _device_ns_per_token(connection, model) for model in {lane[0] for lane in (*waiting, *running)}}
+    lanes = dict.fromkeys((*waiting, *running, *_loaded_lanes(serving)))
+    found = []
+    for model, needs in sorted(lanes):
+        wait, run = waiting.get((model, needs), (0, 0, 0)), running.get((model, needs), (0, 0, 0))
+        ns = cost.get(model)
+        seconds = (wait[2] + run[2]) * (ns or DEFAULT_DEVICE_NS) / 1e9
+        shards = wait[0] + run[0]
+        pool, _, kind = needs.partition("/")
+        found.append(
+            QueueLaneState(
+                model, pool or DEFAULT_POOL, kind or None, *wait, *run,
+                device_seconds=round(seconds, 3),
+                is_measured=ns is not None,
+                workers=sum(serves.can_serve(model, needs) for serves, _ in serving),
+                workers_wanted=min(shards, max(1, -int(-seconds // target_seconds))) if shards else 0,
+            )
+        )  # fmt: skip
+    return found
+
+
+def why_it_waits(engine: Engine, job: JobRecord, now: datetime) -> str | None:
+    """Why none of a job's shards runs though they could, for people; None if that is not so."""
+    if job.state not in (JobState.VALIDATING, JobState.QUEUED, JobState.IN_PROGRESS) or job.closing is not None:
+        return None
+    needs = needs_of(job.spec.pool, job.spec.device_kind)
+    with read_transaction(engine) as connection:
+        running = select(Attempt.id).where(Attempt.job_id == job.id, RUNNING).limit(1)
+        if connection.execute(running).one_or_none() is not None:
+            return None
+        serving = _serving(connection, now - WORKER_SILENCE)
+    if not serving:
+        return "no worker is running: start `batchinfer worker`"
+    if job.state is JobState.VALIDATING:
+        return "a worker has yet to read its input"
+    if any(serves.can_serve(job.model, needs) or serves.job_id == job.id for serves, _ in serving):
+        return "the workers that serve it have not come to it yet"
+    return (
+        f"no live worker serves {job.model}{describe_needs(needs)}; "
+        f"start `batchinfer worker{_flags(job.spec.pool, job.spec.device_kind)}`"
+    )
+
+
+def _flags(pool: str | None, device_kind: str | None) -> str:
+    flags = {"--pool": pool, "--device-kind": device_kind}
+    return "".join(f" {flag} {value}" for flag, value in flags.items() if value)
+
+
+def _waiting(connection: Connection) -> dict[tuple[str, str], tuple[int, int, int]]:
+    rows = Shard.todo_rows - Shard.done_rows
+    query = (
+        select(Shard.model, Shard.needs, func.count(), func.sum(rows), func.sum(_tokens_left()))
+        .where(CLAIMABLE, Shard.queue != EVERYONE)
+        .group_by(Shard.model, Shard.needs)
+    )
+    return {(model, needs): (int(n), int(r), int(t)) for model, needs, n, r, t in connection.execute(query)}
+
+
+def _running(connection: Connection) -> dict[tuple[str, str], tuple[int, int, int]]:
+    rows = Shard.todo_rows - Shard.done_rows
+    held = select(Attempt.shard_id).where(RUNNING)
+    query = (
+        select(Shard.model, Shard.needs, func.count(), func.sum(rows), func.sum(_tokens_left()))
+        .where(Shard.id.in_(held))
+        .group_by(Shard.model, Shard.needs)
+    )
+    return {(model, needs): (int(n), int(r), int(t)) for model, needs, n, r, t in connection.execute(query)}
+
+
+def _tokens_left() -> ColumnElement[Any]:
+    return Shard.est_tokens * (Shard.todo_rows - Shard.done_rows) / (Shard.row_end - Shard.row_start)
+
+
+def _device_ns_per_token(connection: Connection, model: str) -> float | None:
+    """Device time a token of a model's newest parts."""
+    newest = select(func.max(Part.id)).scalar_subquery()
+    tokens = func.sum(Part.prompt_tokens - Part.cached_tokens + Part.completion_tokens)
+    query = (
+        select(func.sum(Part.device_ns), tokens)
+        .join(Job, Job.id == Part.job_id)
+        .where(Part.id > newest - RECENT_PARTS, Job.model == model)
+    )
+    device_ns, num_tokens = connection.execute(query).one()
+    return float(device_ns) / float(num_tokens) if device_ns and num_tokens else None
+
+
+def _serving(connection: Connection, since: datetime) -> list[tuple[Serves, tuple[str, ...]]]:
+    query = select(Worker.serves, Worker.models).where(Worker.last_seen_at >= since)
+    return [(Serves.from_json(row.serves), tuple(row.models)) for row in connection.execute(query)]
+
+
+def _loaded_lanes(serving: list[tuple[Serves, tuple[str, ...]]]) -> list[tuple[str, str]]:
+    """Idle models that are loaded: an autoscaler must see that their work is 0, not that there is no such thing."""
+    return [(model, serves.home) for serves, loaded in serving for model in loaded]
