@@ -3,11 +3,14 @@
 import re
 import tomllib
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import click
 import pytest
 import yaml
+from fastapi.testclient import TestClient
 
+from batchinfer.api.access import noun_of
 from batchinfer.api.app import create_app
 from batchinfer.cli.main import cli
 from batchinfer.settings import ENV_PREFIX, Settings
@@ -126,3 +129,21 @@ def pinned_torch():
 
 def test_makefile_and_package_pin_the_same_torch():
     assert f"torch=={pinned_torch()}" in (ROOT / "Makefile").read_text()
+
+
+def test_autoscalers_ask_for_what_the_api_answers(tmp_path):
+    """KEDA's URL and field are those of the API's own document, its key's scope is the route's noun; the metric exists."""
+    parts = list(yaml.safe_load_all((ROOT / "deploy" / "keda.yaml").read_text()))
+    assert [part["kind"] for part in parts] == ["Secret", "TriggerAuthentication", "ScaledObject"]
+    (trigger,) = parts[2]["spec"]["triggers"]
+    address = urlsplit(trigger["metadata"]["url"])
+    assert noun_of(address.path) == "queue"
+    document = create_app(Settings.load(home=tmp_path)).openapi()
+    operation = document["paths"][address.path]["get"]
+    assert set(parse_qs(address.query)) <= {parameter["name"] for parameter in operation["parameters"]}
+    field = trigger["metadata"]["valueLocation"]
+    assert document["components"]["schemas"]["QueueView"]["properties"][field]["type"] == "integer"
+    hpa = yaml.safe_load((ROOT / "deploy" / "hpa.yaml").read_text())
+    (metric,) = hpa["spec"]["metrics"]
+    with TestClient(create_app(Settings.load(home=tmp_path)), base_url="http://localhost") as client:
+        assert f"# TYPE {metric['external']['metric']['name']} gauge" in client.get("/metrics").text

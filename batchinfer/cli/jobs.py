@@ -97,6 +97,7 @@ def print_status(view: JobView) -> None:
         [
             ("job", view.id + (f"  ({one_line(view.name)})" if view.name else "")),
             ("state", _state(view)),
+            *([("waits for", view.waits_for)] if view.waits_for else []),
             ("error", f"{view.error.code}: {one_line(view.error.message)}" if view.error else ""),
             ("model", view.model),
             ("input", ", ".join(view.inputs)),

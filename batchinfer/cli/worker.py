@@ -11,15 +11,13 @@ from batchinfer.cli.connect import load_settings, log_format_option, set_up_logs
 @click.option(
     "--model", "models", multiple=True, metavar="PATH_OR_ID", help="Only jobs of this model; may be repeated."
 )
-@click.option(
-    "--pool", "pools", multiple=True, metavar="NAME", help="A pool it is in; may be repeated. [default: default]"
-)
+@click.option("--pool", "pools", multiple=True, metavar="NAME", help="A pool that it is in; may be repeated.")
 @click.option(
     "--device-kind",
     "device_kinds",
     multiple=True,
     metavar="NAME",
-    help="A name of its hardware that jobs may ask for, such as h200; may be repeated.",
+    help="A name of its hardware that jobs may ask for; may be repeated.",
 )
 @click.option("--ticker-only", is_flag=True, help="Run no rows; only keep leases, deadlines and wake-ups going.")
 @log_format_option
