@@ -60,6 +60,7 @@ BODIES = {
 # routes for the platform alone: a tenant's key is told so, whatever it asks for
 PLATFORM = {
     ("GET", "/metrics"),
+    ("GET", "/v1/queue"),
     ("GET", "/v1/workers"),
     ("GET", "/workers"),
     ("GET", "/v1/tenants"),
