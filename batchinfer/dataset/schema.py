@@ -99,7 +99,7 @@ OPTIONAL_COLUMNS: dict[str, pa.DataType] = {
     "tool_calls": TOOL_CALLS_TYPE,
     "samples": SAMPLES_TYPE,
     "parsed": pa.large_string(),
-    "choices": CHOICES_TYPE,
+    "choice_scores": CHOICES_TYPE,
     "best_choice": BEST_CHOICE_TYPE,
     "logprob": pa.float64(),
     "perplexity": pa.float64(),

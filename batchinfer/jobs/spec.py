@@ -28,7 +28,7 @@ _SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
 _TASK_FIELDS = tuple(TaskOptions.model_fields)
 _TASK_COLUMNS: dict[Task, tuple[str, ...]] = {
     Task.GENERATE: (),
-    Task.SCORE: ("choices", "best_choice", "logprob", "perplexity"),
+    Task.SCORE: ("choice_scores", "best_choice", "logprob", "perplexity"),
     Task.EMBED: ("embedding",),
     Task.CLASSIFY: ("label", "scores"),
     Task.RERANK: ("score", "ranking"),

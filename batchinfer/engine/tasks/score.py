@@ -64,7 +64,7 @@ class ChoicesOutcome:
         by_sum = best("logprob")
         chosen = {"sum": by_sum, "per_token": best("logprob_per_token"), "per_byte": best("logprob_per_byte")}
         extra = {
-            "choices": choices,
+            "choice_scores": choices,
             "best_choice": chosen,
             "logprob": found[by_sum].logprob,
             "perplexity": perplexity(found[by_sum]),
@@ -121,7 +121,7 @@ class TextOutcome:
             all(window.is_greedy for window in windows),
         )
         return "", {
-            "choices": [score_fields(total, self._text)],
+            "choice_scores": [score_fields(total, self._text)],
             "logprob": total.logprob,
             "perplexity": perplexity(total),
         }

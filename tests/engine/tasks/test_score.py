@@ -73,7 +73,7 @@ def by_hand(model, tokenizer, context, continuation):
 def test_choices_equal_the_reference(engine, loaded, reference_model):
     done = run(engine, score("q", QUESTION, CHOICES))["q"]
     truth = [by_hand(reference_model, loaded.tokenizer, QUESTION, choice) for choice in CHOICES]
-    for ours, (total, num_tokens, is_greedy), text in zip(done.extra["choices"], truth, CHOICES, strict=True):
+    for ours, (total, num_tokens, is_greedy), text in zip(done.extra["choice_scores"], truth, CHOICES, strict=True):
         assert ours["logprob"] == pytest.approx(total, abs=CLOSE)
         assert (ours["num_tokens"], ours["is_greedy"], ours["num_bytes"]) == (num_tokens, is_greedy, len(text))
         assert ours["logprob_per_token"] == pytest.approx(total / num_tokens, abs=CLOSE)
@@ -87,7 +87,7 @@ def test_choices_equal_the_reference(engine, loaded, reference_model):
     }
     assert done.extra["best_choice"] == best
     assert done.text == CHOICES[best["sum"]] == " Paris"
-    assert done.extra["logprob"] == done.extra["choices"][best["sum"]]["logprob"]
+    assert done.extra["logprob"] == done.extra["choice_scores"][best["sum"]]["logprob"]
     assert done.usage.completion_tokens == 0
     num_prompt = len(loaded.tokenizer.encode(QUESTION, add_special_tokens=False))
     assert done.usage.prompt_tokens == num_prompt + sum(num_tokens for _, num_tokens, _ in truth)
@@ -99,7 +99,7 @@ def test_choices_equal_the_reference(engine, loaded, reference_model):
 def test_white_space_belongs_to_the_continuation(engine, loaded, reference_model, context, continuation):
     done = run(engine, score("q", context, [continuation]))["q"]
     total, num_tokens, is_greedy = by_hand(reference_model, loaded.tokenizer, context, continuation)
-    (only,) = done.extra["choices"]
+    (only,) = done.extra["choice_scores"]
     assert only["logprob"] == pytest.approx(total, abs=CLOSE)
     assert (only["num_tokens"], only["is_greedy"]) == (num_tokens, is_greedy)
     assert done.extra["perplexity"] == pytest.approx(math.exp(-total / num_tokens), rel=1e-3)
@@ -111,7 +111,7 @@ def test_one_pass_scores_choices_of_one_token(loaded):
     prompt = LICENCE[:600] + "\nAnswer:"
     done = run(engine, score("q", prompt, [" A", " B", " C", " D"]))["q"]
     stats = engine.stats()
-    assert [choice["num_tokens"] for choice in done.extra["choices"]] == [1, 1, 1, 1]
+    assert [choice["num_tokens"] for choice in done.extra["choice_scores"]] == [1, 1, 1, 1]
     assert stats.prefill_tokens == len(loaded.tokenizer.encode(prompt, add_special_tokens=False))
     assert (stats.decode_tokens, stats.completion_tokens, stats.used_blocks) == (0, 0, 0)
 
@@ -146,7 +146,7 @@ def test_a_text_of_any_length(short_engine, loaded, reference_model, size, strid
     text = LICENCE[200 : 200 + size]
     done = run(short_engine, score("t", text, score_stride=stride))["t"]
     total, num_tokens = rolling(reference_model, loaded.tokenizer, text, CONTEXT, stride)
-    (only,) = done.extra["choices"]
+    (only,) = done.extra["choice_scores"]
     assert only["num_tokens"] == num_tokens == done.usage.prompt_tokens
     assert only["logprob"] == pytest.approx(total, rel=1e-4)
     assert done.extra["perplexity"] == pytest.approx(math.exp(-total / num_tokens), rel=1e-4)

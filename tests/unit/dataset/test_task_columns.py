@@ -104,7 +104,7 @@ def test_results_have_the_columns_of_their_task(task):
 
 def test_values_fit_the_columns():
     extra = {
-        "choices": [{"logprob": -1.5, "num_tokens": 2, "num_bytes": 9, "logprob_per_token": -0.75, "logprob_per_byte": -0.1, "is_greedy": True}],
+        "choice_scores": [{"logprob": -1.5, "num_tokens": 2, "num_bytes": 9, "logprob_per_token": -0.75, "logprob_per_byte": -0.1, "is_greedy": True}],
         "best_choice": {"sum": 0, "per_token": 0, "per_byte": 0}, "logprob": -1.5, "perplexity": 2.0,
         "embedding": [0.5, -0.25], "embeddings": [[0.5], [1.0]], "label": "a",
         "scores": [{"label": "a", "probability": 1.0}], "score": 0.5, "ranking": [{"index": 0, "score": 0.5, "rank": 1}],
