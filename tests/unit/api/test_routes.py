@@ -34,12 +34,12 @@ def test_metrics_count_jobs_and_waiting_shards(client, service, tmp_path):
     service.submit(make_spec(tmp_path), base=None)
     service.ledger.register_worker("w", hostname="h", pid=1, nanos_per_hour=1)
     lines = client.get("/metrics").text.splitlines()
-    assert 'batchinfer_jobs{state="queued"} 2' in lines
-    assert 'batchinfer_jobs{state="validating"} 1' in lines
-    assert 'batchinfer_pending_shards{model="org/name"} 5' in lines
+    assert 'batchinfer_jobs{state="queued"} 2.0' in lines
+    assert 'batchinfer_jobs{state="validating"} 1.0' in lines
+    assert 'batchinfer_pending_shards{model="org/name"} 5.0' in lines
     # quotes in a label are escaped as the text format wants it
-    assert f'batchinfer_pending_shards{{model="{tmp_path}/a\\"b"}} 1' in lines
-    assert "batchinfer_workers 1" in lines
+    assert f'batchinfer_pending_shards{{model="{tmp_path}/a\\"b"}} 1.0' in lines
+    assert "batchinfer_workers 1.0" in lines
 
 
 def test_the_documentation_names_every_route_and_the_error_shape(client):
@@ -64,12 +64,14 @@ def test_the_documentation_names_every_route_and_the_error_shape(client):
             "resume",
             "retry",
             "clone",
+            "forecast",
         )
     }
     assert {"/healthz", "/readyz"} <= set(paths)
     submit = document["paths"]["/v1/jobs"]["post"]
-    assert set(submit["responses"]) == {"202", "404", "409", "422"}
-    for status in ("404", "409", "422"):
+    errors = ("400", "401", "403", "404", "409", "413", "422", "429", "503")
+    assert set(submit["responses"]) == {"202", *errors}
+    for status in errors:
         schema = submit["responses"][status]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/ErrorBody"}
     assert "Idempotency-Key" in [parameter["name"] for parameter in submit["parameters"]]

@@ -39,6 +39,7 @@ def job(done=0, *, total=100, state="in_progress", errored=0, speed=None, eta=No
         cost=CostSoFar(
             metered_usd=Decimal("0.25"), overhead_usd=Decimal("0.05"), list_usd=None, budget_usd=None
         ),
+        reuse=None,
         warnings=[],
         priority=0,
         deadline=None,
