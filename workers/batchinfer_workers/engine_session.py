@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import time
+from dataclasses import fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from batchinfer.engine.stats import EngineStats
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 MAX_JOBS = 256
 """Jobs of one engine whose beginnings are remembered."""
+
+
+_ALL_BUT_ID = attrgetter(*[field.name for field in fields(Request) if field.name != "request_id"])
 
 
 class EngineSession:
@@ -152,16 +157,8 @@ class EngineSession:
 
 
 def _rename(request: Request, request_id: str) -> Request:
-    # four times as fast as dataclasses.replace, once a row
-    return Request(
-        request_id,
-        request.params,
-        request.prompt,
-        request.messages,
-        request.prompt_token_ids,
-        request.progress,
-        task=request.task,
-    )
+    # several times as fast as dataclasses.replace, once a row
+    return Request(request_id, *_ALL_BUT_ID(request))
 
 
 def row_of(completion: Completion) -> int:
