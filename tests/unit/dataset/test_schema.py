@@ -104,7 +104,7 @@ def test_scores_and_samples_have_their_place_in_the_schema():
         "logprobs": [entry],
         "prompt_logprobs": [first, entry],
         "cumulative_logprob": -1.5,
-        "samples": [{**sample, "logprobs": [entry]}],
+        "samples": [{**sample, "logprobs": [entry], "reasoning": "hm", "reasoning_tokens": 1, "tool_calls": None}],
     }
     schema = ResultSchema(pa.schema([]), optional=list(extra))
     rows = [ResultRow(i, RowStatus.SUCCEEDED, "m", 1, extra=given) for i, given in enumerate((extra, {}))]
