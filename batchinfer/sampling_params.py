@@ -97,6 +97,14 @@ class SamplingParams(ChatParams):
     retry_truncated: Annotated[
         bool, Field(description="give JSON that max_tokens cuts off as many tokens again, once")
     ] = False
+    adapter: Annotated[
+        str | None, Field(max_length=1024, description="folder of a LoRA adapter; an empty text is the model alone")
+    ] = None
+
+    @field_validator("adapter")
+    @classmethod
+    def _no_adapter_may_be_empty(cls, value: str | None) -> str | None:
+        return value or None
 
     @model_validator(mode="before")
     @classmethod

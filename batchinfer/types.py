@@ -44,6 +44,8 @@ class ErrorCode(StrEnum):
     INVALID_SCHEMA = "invalid_schema"
     TRUNCATED_JSON = "truncated_json"
     NO_CONTINUATION = "no_continuation"
+    ADAPTER_NOT_FOUND = "adapter_not_found"
+    INVALID_ADAPTER = "invalid_adapter"
     ENGINE_ERROR = "engine_error"
     WORKER_LOST = "worker_lost"
     JOB_CANCELLED = "job_cancelled"
@@ -114,6 +116,18 @@ ERROR_CODES: dict[ErrorCode, ErrorCodeInfo] = {
         False,
         "The row has nothing to score or to rank: no continuation, choice or document, or an empty one.",
         "Fill the column that the message names.",
+    ),
+    ErrorCode.ADAPTER_NOT_FOUND: ErrorCodeInfo(
+        "invalid_request_error",
+        False,
+        "The row's LoRA adapter is not there, or the tenant may not use it.",
+        "Correct the path, or the name below --adapter-folder; then `batchinfer retry JOB`.",
+    ),
+    ErrorCode.INVALID_ADAPTER: ErrorCodeInfo(
+        "invalid_request_error",
+        False,
+        "The row's LoRA adapter does not fit the model, or uses what is not supported.",
+        "The message says what: use an adapter of this model, or merge it with peft.",
     ),
     ErrorCode.ENGINE_ERROR: ErrorCodeInfo(
         "server_error", True, "The engine failed on this row.", "Run `batchinfer retry JOB`; the message has the cause."

@@ -13,7 +13,8 @@ __all__ = ["checkout", "environment"]
 @pytest.mark.real_model
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "page", ["sampling", "logprobs", "samples", "structured_output", "tools", "reasoning", "chat", "convert", "tasks"]
+    "page",
+    ["sampling", "logprobs", "samples", "structured_output", "tools", "reasoning", "chat", "convert", "tasks", "lora"],
 )
 def test_the_page_runs(page, checkout, environment):
     blocks = FENCE.findall((ROOT / "docs" / f"{page}.md").read_text())

@@ -22,6 +22,7 @@ BASE = {
     "batchinfer.log_context",
     "batchinfer.tasks",
     "batchinfer.model_kind",
+    "batchinfer.adapter_config",
 }
 # layer -> the layers it may import besides itself and BASE
 ALLOWED = {
@@ -34,6 +35,7 @@ ALLOWED = {
     "batchinfer.log_context": set(),
     "batchinfer.tasks": set(),
     "batchinfer.model_kind": {"batchinfer.tasks"},
+    "batchinfer.adapter_config": set(),
     "batchinfer.settings": set(),
     "batchinfer_kernels": set(),
     "batchinfer.models": {"batchinfer_kernels", "batchinfer.engine.config"},

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # field of JobSpec -> how click reads it; the flag is the field's name with dashes
 _FLAGS: dict[str, dict[str, Any]] = {
     "model": {"metavar": "PATH_OR_ID"},
+    "adapter": {"metavar": "PATH"},
+    "adapter_folder": {"metavar": "PATH"},
     "output": {"flags": ["-o"], "metavar": "PATH"},
     "task": {"type": click.Choice([choice.value for choice in Task])},
     "prompt_column": {"metavar": "NAME"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from batchinfer.dataset.adapter_paths import AdapterPaths
 from batchinfer.dataset.nulls import OnNull, RowSkipped
 from batchinfer.dataset.prompt_builders import choose_builder
 from batchinfer.dataset.row_params import ParamReader
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from batchinfer.dataset.roots import Roots
     from batchinfer.types import Message
 
 
@@ -38,6 +40,9 @@ class PromptConfig:
     continuation_column: str | None = None
     document_column: str | None = None
     embedding_lists: bool = False
+    adapter_folder: str | None = None
+    roots: Roots | None = None
+    """Where adapters may be; None is everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class RowReader:
         )
         used = (*self._builder.columns, *self._task.columns)
         self._params = ParamReader(schema, config.params, used if config.task.generates else schema.names)
+        self._adapters = AdapterPaths(config.adapter_folder, config.roots)
         self._system = None if config.system is None else replace_surrogates(config.system)[0]
         self.columns: tuple[str, ...] = tuple(dict.fromkeys((*used, *self._params.columns)))
         """What must be read: pass it to ``InputSource.iter_batches(columns=...)``."""
@@ -89,7 +95,7 @@ class RowReader:
     def _row(self, values: dict[str, list[Any]], position: int, row_index: int) -> RowInput:
         try:
             built = self._builder.build(values, position)
-            params = self._params.read(values, position, built.params)
+            params = self._adapters.resolve(self._params.read(values, position, built.params))
             prompt, messages = built.prompt, built.messages
             task = self._task.read(values, position, built)
             if prompt is not None and not prompt.strip():

@@ -39,6 +39,10 @@ class Roots:
         if model.startswith("/") or _SCHEME.match(model):
             self._check(model, self.models, "model")
 
+    def check_adapter(self, folder: str) -> None:
+        """Raises InputError for an adapter outside of the model roots."""
+        self._check(folder, self.models, "adapter")
+
     def _check(self, uri: str, roots: tuple[str, ...] | None, param: str) -> None:
         if roots is None:
             return

@@ -80,7 +80,7 @@ _MATCHES: dict[str, Callable[[pa.DataType], bool]] = {
     "guided_choice": _is_text_list,
     "tools": _is_tools,
     "chat_template_kwargs": _is_table,
-    **dict.fromkeys(("tool_choice", "tool_parser", "chat_template", "truncate"), is_text),
+    **dict.fromkeys(("tool_choice", "tool_parser", "chat_template", "truncate", "adapter"), is_text),
     **dict.fromkeys(
         (
             "ignore_eos",

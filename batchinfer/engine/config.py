@@ -47,6 +47,8 @@ class EngineConfig:
     speculation: str = "off"
     """One of :data:`SPECULATIONS`: ``ngram`` guesses next tokens from the row's own text, ``auto`` only where that is
     measured to pay (fused layers on a CPU). Answers are the same to the byte."""
+    adapter_cache_bytes: int = 1024**3
+    """Memory in which LoRA adapters' weights are kept for further rows; one step's are held, however large."""
     seed: int = 0
     """From it and the request id the seed of an unseeded row is derived."""
     device: str = "auto"
@@ -91,6 +93,7 @@ _LEAST = {
     "block_size": 1,
     "num_kv_blocks": 1,
     "kv_cache_bytes": 1,
+    "adapter_cache_bytes": 0,
     "seed": 0,
 }
 

@@ -65,6 +65,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool 
         max_model_len=loaded.max_model_len,
         max_kv_tokens=runner.num_blocks * config.block_size,
         seed=config.seed,
+        adapters=runner.adapters,
         grammars=GrammarCompiler(loaded.tokenizer, loaded.hf_config.vocab_size, loaded.eos_token_ids),
         pooling=sentence_config(config.model).pooling or Pooling.LAST,
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from batchinfer.engine.attention_backend import AttentionBackend
+    from batchinfer.models.fused.adapted import AdapterGroup, AdapterSlots
     from batchinfer.models.fused.spec import LayerAttention
     from batchinfer.models.load import LoadedModel
 
@@ -40,6 +41,10 @@ class ForwardPass(Protocol):
     def recipe(self) -> str:
         """How the weights are quantised; empty if they are not."""
 
+    @property
+    def adapters(self) -> AdapterSlots | None:
+        """What LoRA adapters can change; None if it takes none."""
+
     def __call__(
         self,
         token_ids: torch.Tensor,
@@ -49,11 +54,13 @@ class ForwardPass(Protocol):
         kept: Sequence[int],
         *,
         hidden: torch.Tensor | None = None,
+        groups: Sequence[AdapterGroup] = (),
     ) -> HeadOutput:
         """The best token of each row in ``sampling``, and the logits of those at the places ``kept`` of it.
 
         ``token_ids`` and ``positions`` are int64 with a row each of the packed batch; ``context`` is the attention
-        backend's for this step. ``hidden`` are rows whose hidden states after the last norm are wanted.
+        backend's for this step. ``hidden`` are rows whose hidden states after the last norm are wanted, ``groups`` those
+        that use adapters.
         """
 
     def profile(self) -> dict[str, int]:
@@ -65,6 +72,7 @@ class TransformersPass:
 
     name = "transformers"
     recipe = ""
+    adapters = None
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -78,8 +86,10 @@ class TransformersPass:
         kept: Sequence[int],
         *,
         hidden: torch.Tensor | None = None,
+        groups: Sequence[AdapterGroup] = (),
     ) -> HeadOutput:
         """See :class:`ForwardPass`."""
+        assert not groups, "rows with adapters were refused before"
         states: list[torch.Tensor] = []
         hook = None
         if hidden is not None:
@@ -119,6 +129,12 @@ class FusedPass:
         self._num_calls = 0
         self._profiled_ns = 0
 
+    @property
+    def adapters(self) -> AdapterSlots:
+        """See :class:`ForwardPass`."""
+        slots: AdapterSlots = self._decoder.adapters
+        return slots
+
     def profile(self) -> dict[str, int]:
         """See :meth:`ForwardPass.profile`."""
         return {f"{kind}_ns": ns for kind, ns in self._spent.items()} | {"profiled_ns": self._profiled_ns}
@@ -132,16 +148,17 @@ class FusedPass:
         kept: Sequence[int],
         *,
         hidden: torch.Tensor | None = None,
+        groups: Sequence[AdapterGroup] = (),
     ) -> HeadOutput:
         """See :class:`ForwardPass`."""
         self._num_calls += 1
         if hidden is not None:
-            reduce, states = self._decoder.with_hidden(token_ids, positions, context, hidden)
+            reduce, states = self._decoder.with_hidden(token_ids, positions, context, hidden, groups=groups)
             return replace(HeadOutput.of_reduction(reduce(sampling, kept)), hidden=states)
         if self._num_calls % PROFILE_STEPS:
-            return HeadOutput.of_reduction(self._decoder(token_ids, positions, sampling, context, kept))
+            return HeadOutput.of_reduction(self._decoder(token_ids, positions, sampling, context, kept, groups=groups))
         started = time.perf_counter_ns()
-        output = HeadOutput.of_reduction(self._timed(token_ids, positions, sampling, context, kept))
+        output = HeadOutput.of_reduction(self._timed(token_ids, positions, sampling, context, kept, groups=groups))
         self._profiled_ns += time.perf_counter_ns() - started
         return output
 

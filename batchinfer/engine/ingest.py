@@ -5,6 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 
+from batchinfer.adapter_config import invalid
 from batchinfer.engine.answer_parts import AnswerReader
 from batchinfer.engine.answers import AnswerWriter
 from batchinfer.engine.beam import Beam, BeamRow, BeamSearch, num_candidates
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from batchinfer.engine.detokenizer import Detokenizer, TextStream
     from batchinfer.engine.guided import GrammarCompiler, GuidedAnswer
     from batchinfer.engine.tasks.row import TaskRow
+    from batchinfer.models.lora_file import LoraFile
+    from batchinfer.models.lora_store import LoraStore
     from batchinfer.sampling_params import SamplingParams
     from batchinfer.types import Request
 
@@ -56,14 +59,19 @@ class Ingest:
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
         pooling: Pooling = Pooling.LAST,
+        adapters: LoraStore | None = None,
     ) -> None:
-        """Without ``grammars``, rows that ask for structured output are refused; ``pooling`` is what ``auto`` is."""
+        """Without ``grammars``, rows that ask for structured output are refused; without ``adapters`` those that name one.
+
+        ``pooling`` is what ``auto`` is.
+        """
         self._renderer = renderer
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._max_kv_tokens = max_kv_tokens
         self._seed = seed
         self._grammars = grammars
+        self._adapters = adapters
         self._reader = AnswerReader(renderer, detokenizer)
         self._writer = AnswerWriter(detokenizer, self._reader)
         self._root = root_hash()
@@ -79,15 +87,16 @@ class Ingest:
         if request.task is not None:
             return self._guarded(self._tasks.row, request)
         params = request.params
+        adapter = self._adapter(params)
         prompt, notes = self._guarded(self._encode, request)
         is_scored = params.prompt_logprobs is not None
         max_tokens = self._clamp(len(prompt), params.max_tokens, is_computed=is_scored)
         seed = row_seed(self._seed, request.request_id) if params.seed is None else params.seed
         echo = self._echo(request, prompt) if params.echo else None
         if params.beam_width > 1 and max_tokens > 0:
-            return self._beams(request, prompt, max_tokens, echo, notes)
+            return self._beams(request, prompt, max_tokens, echo, notes, adapter=adapter)
         sequences = [
-            self._sample(request, prompt, max_tokens, sample_seed(seed, index), index)
+            self._sample(request, prompt, max_tokens, sample_seed(seed, index), index, adapter=adapter)
             for index in range(params.num_sequences)
         ]
         if params.prompt_logprobs is not None:
@@ -95,7 +104,14 @@ class Ingest:
         return Row(sequences, self._writer, echo, notes)
 
     def _beams(
-        self, request: Request, prompt: list[int], max_tokens: int, echo: str | None, notes: tuple[str, ...]
+        self,
+        request: Request,
+        prompt: list[int],
+        max_tokens: int,
+        echo: str | None,
+        notes: tuple[str, ...],
+        *,
+        adapter: LoraFile | None,
     ) -> Row:
         """A row that is searched for; each beam is a sequence of one new token."""
         params = request.params
@@ -103,7 +119,7 @@ class Ingest:
         num_options = num_candidates(params.beam_width, len(ends))
 
         def make(beam: Beam) -> Sequence:
-            sequence = self._sequence(request, [*prompt, *beam.tokens], len(beam.tokens) + 1, 0)
+            sequence = self._sequence(request, [*prompt, *beam.tokens], len(beam.tokens) + 1, 0, adapter=adapter)
             sequence.num_prompt_tokens = len(prompt)
             sequence.clamped_max_tokens = max_tokens if max_tokens < params.max_tokens else None
             sequence.scores = AnswerScores(num_options)
@@ -117,14 +133,25 @@ class Ingest:
         search = BeamSearch(params.beam_width, max_tokens, params.length_penalty, ends)
         return BeamRow(search, ends, make, self._writer, echo=echo, notes=notes)
 
-    def _sample(self, request: Request, prompt: list[int], max_tokens: int, seed: int, index: int) -> Sequence:
+    def _sample(
+        self, request: Request, prompt: list[int], max_tokens: int, seed: int, index: int, *, adapter: LoraFile | None
+    ) -> Sequence:
         """One of a row's samples, as far as an earlier engine had come with it."""
-        sequence = self._sequence(request, list(prompt), max_tokens, seed)
+        sequence = self._sequence(request, list(prompt), max_tokens, seed, adapter=adapter)
         if index < len(request.progress) and not go_on(sequence, request.progress[index], self._renderer.vocab_size):
-            return self._sequence(request, list(prompt), max_tokens, seed)
+            return self._sequence(request, list(prompt), max_tokens, seed, adapter=adapter)
         return sequence
 
-    def _sequence(self, request: Request, prompt: list[int], max_tokens: int, seed: int) -> Sequence:
+    def _adapter(self, params: SamplingParams) -> LoraFile | None:
+        if params.adapter is None:
+            return None
+        if self._adapters is None:
+            raise invalid(params.adapter, "this model runs in layers that take no adapters; docs/lora.md says which do")
+        return self._adapters.open(params.adapter)
+
+    def _sequence(
+        self, request: Request, prompt: list[int], max_tokens: int, seed: int, *, adapter: LoraFile | None
+    ) -> Sequence:
         params = request.params
         self._num_sequences += 1
         stream = self._reader.start(request, prompt)
@@ -141,7 +168,8 @@ class Ingest:
             clamped_max_tokens=max_tokens if max_tokens < params.max_tokens else None,
             seed=seed,
             arrival=self._num_sequences,
-            root=self._root,
+            root=self._root if adapter is None else root_hash(f"lora:{adapter.fingerprint}"),
+            adapter=adapter,
             stop=StopChecker(params, self._eos_token_ids, stream),
             rules=rules_of(params, prompt, self._renderer),
             constraint=constraint,
@@ -186,7 +214,7 @@ class Ingest:
     def _prefill_only(self, request: Request, token_ids: list[int]) -> Sequence:
         """A sequence that ends with its prompt. Raises RowFailure."""
         self._clamp(len(token_ids), 0, is_computed=True)
-        sequence = self._sequence(request, token_ids, 0, 0)
+        sequence = self._sequence(request, token_ids, 0, 0, adapter=self._adapter(request.params))
         sequence.is_prefill_only, sequence.clamped_max_tokens = True, None
         return sequence
 

@@ -14,6 +14,7 @@ from batchinfer.engine.forward_pass import choose_forward
 from batchinfer.engine.kv_cache import LayerShape
 from batchinfer.engine.probe import probe_layers
 from batchinfer.errors import ModelError
+from batchinfer.models.lora_store import LoraStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from batchinfer.engine.config import EngineConfig
     from batchinfer.engine.head_output import HeadOutput
     from batchinfer.engine.scheduler import ScheduledSequence
+    from batchinfer.models.fused.adapted import AdapterGroup
     from batchinfer.models.load import LoadedModel
+    from batchinfer.models.lora_file import LoraFile
 
 MIN_ROWS = 4
 """Least rows of a matrix product: below it, fp32 linears on a CPU round differently than in a larger batch."""
@@ -57,6 +60,9 @@ class ModelRunner:
             kv_dtype=kv_dtype(config),
         )
         self._forward = choose_forward(loaded, layers, self._attention, config.quantization, owns_model=owns_model)
+        slots = self._forward.adapters
+        self.adapters = None if slots is None else LoraStore(slots, config.adapter_cache_bytes)
+        """The LoRA adapters that rows may name; None if the model takes none."""
         self._num_padding = 0
         self._recipe = self._forward.recipe
         self._kv_cache = str(kv_dtype(config) or dtype).removeprefix("torch.")
@@ -112,8 +118,20 @@ class ModelRunner:
             self._attention.context(spans, len(token_ids)),
             kept,
             hidden=self._row(list(hidden)) if hidden else None,
+            groups=self._adapter_groups(scheduled, spans),
         )
         return output.first(len(sampling))
+
+    def _adapter_groups(self, scheduled: Sequence[ScheduledSequence], spans: Sequence[Span]) -> Sequence[AdapterGroup]:
+        """The tokens that use adapters, by adapter."""
+        rows: dict[LoraFile, list[int]] = {}
+        for s, span in zip(scheduled, spans, strict=True):
+            if s.sequence.adapter is not None:
+                rows.setdefault(s.sequence.adapter, []).extend(range(span.row, span.row + span.num_queries))
+        if not rows:
+            return ()
+        assert self.adapters is not None, "rows with adapters were refused before"
+        return self.adapters.groups(rows)
 
     def _row(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from batchinfer.engine.pooling import Pooler
     from batchinfer.engine.speculation import NgramIndex
     from batchinfer.engine.stop import StopChecker
+    from batchinfer.models.lora_file import LoraFile
     from batchinfer.sampling_params import SamplingParams
 
 
@@ -52,6 +53,8 @@ class Sequence:
     """What takes in the prompt's hidden states, where the row is embedded."""
     is_prefill_only: bool = False
     """Whether it ends with its prompt, whose last token is followed by none."""
+    adapter: LoraFile | None = None
+    """What changes the model for this row; ``root`` keeps its prefixes apart."""
     is_beam: bool = False
     """Whether it is a step of a beam search, whose length says nothing of answers."""
 

@@ -170,7 +170,7 @@ class Foresight:
         from batchinfer.dataset.source import InputSource  # noqa: PLC0415 -- see above
 
         source = InputSource.open(spec.inputs, spec.limit, self._roots)
-        return source, RowReader(prompt_config(spec), source.schema)
+        return source, RowReader(prompt_config(spec, self._roots), source.schema)
 
     def _view(
         self, spec: JobSpec, question: Question, survey: Survey, *, past: Past, warnings: Sequence[str], cached: float

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchinfer.errors import ConflictError, InputError, InvalidSpecError, ModelError
+from batchinfer.adapter_config import AdapterConfig
+from batchinfer.errors import ConflictError, InputError, InvalidSpecError, ModelError, RowFailure
 
 if TYPE_CHECKING:
     from batchinfer.jobs.spec import JobSpec
@@ -32,20 +33,30 @@ def resolve_paths(spec: JobSpec, *, base: Path | None, job_id: str, must_exist: 
 
     Raises:
         InputError: an input is not there.
-        ModelError: a model given as a path is not there.
+        ModelError: a model given as a path is not there; an adapter is not there or cannot be used.
         InvalidSpecError: a relative path without ``base``, or an output that is an input.
     """
-    for path in (*spec.inputs, spec.output or "", spec.model):
+    for path in (*spec.inputs, spec.output or "", spec.model, spec.adapter or "", spec.adapter_folder or ""):
         _check_text(path)
     inputs = tuple(_absolute(path, base, "inputs") for path in spec.inputs)
     output = default_output(inputs[0], job_id) if spec.output is None else _absolute(spec.output, base, "output")
     model = _resolve_model(spec.model, base, must_exist=must_exist)
+    adapter, adapter_folder = (_local(getattr(spec, name), base, name) for name in ("adapter", "adapter_folder"))
     if must_exist:
         for path in inputs:
             _check_input(path)
+        _check_adapters(adapter, adapter_folder)
     for path in inputs:
         _check_output_is_not_input(output, path)
-    return spec.model_copy(update={"inputs": inputs, "output": output, "model": model})
+    return spec.model_copy(
+        update={
+            "inputs": inputs,
+            "output": output,
+            "model": model,
+            "adapter": adapter,
+            "adapter_folder": adapter_folder,
+        }
+    )
 
 
 def _check_text(path: str) -> None:
@@ -87,6 +98,26 @@ def check_model_exists(model: str) -> None:
         raise ModelError(
             f"model {model} does not exist; give a GGUF file, a safetensors folder or a hub id", param="model"
         )
+
+
+def _local(text: str | None, base: Path | None, param: str) -> str | None:
+    if text is None:
+        return None
+    if is_uri(text):
+        raise InvalidSpecError(
+            f"{param} {text!r} is no local folder; adapters are read from the workers' disks", param=param
+        )
+    return _absolute(text, base, param)
+
+
+def _check_adapters(adapter: str | None, folder: str | None) -> None:
+    if adapter is not None:
+        try:
+            AdapterConfig.read(adapter)
+        except RowFailure as failure:
+            raise ModelError(failure.error.message, param="adapter", code=failure.error.code.value) from None
+    if folder is not None and not Path(folder).is_dir():
+        raise ModelError(f"there is no folder {folder}; give the one that holds the adapters", param="adapter_folder")
 
 
 def _absolute(text: str, base: Path | None, param: str) -> str:

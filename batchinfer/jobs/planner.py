@@ -43,10 +43,11 @@ class JobPlan:
     shards: Iterable[ShardPlan]
 
 
-def prompt_config(spec: JobSpec) -> PromptConfig:
+def prompt_config(spec: JobSpec, roots: Roots | None = None) -> PromptConfig:
     """The part of a spec that says how a row becomes a request.
 
     The job's seed is left out: the worker derives one for each row, so that equal prompts do not get equal samples.
+    ``roots`` are where rows' adapters may be.
     """
     from batchinfer.dataset.prompt import PromptConfig  # noqa: PLC0415 -- pyarrow loads for planners and workers only
 
@@ -61,6 +62,8 @@ def prompt_config(spec: JobSpec) -> PromptConfig:
         continuation_column=spec.continuation_column,
         document_column=spec.document_column,
         embedding_lists=spec.embedding_lists,
+        adapter_folder=spec.adapter_folder,
+        roots=roots,
     )
 
 
@@ -86,7 +89,7 @@ def plan_job(spec: JobSpec, batch: BatchTerms | None = None, roots: Roots | None
     check_task(spec.model, spec.task, has_labels=bool(spec.labels))
     source = InputSource.open(spec.inputs, spec.limit, roots)
     ResultSchema(source.schema, spec.column_prefix, spec.result_columns())
-    reader = RowReader(prompt_config(spec), source.schema)
+    reader = RowReader(prompt_config(spec, roots), source.schema)
     if spec.chat_template is not None:
         check_chat_template(spec.chat_template)
     id_column = spec.id_column or source.default_id_column

@@ -23,10 +23,13 @@ MAX_SOURCES = 8
 NO_PART_OF_ANSWERS = frozenset(
     {
         "inputs", "output", "name", "tags", "limit", "id_column", "column_prefix", "shard_rows", "priority", "deadline",
-        "budget_usd", "max_attempts", "reuse_results",
+        "budget_usd", "max_attempts", "reuse_results", "adapter", "adapter_folder",
     }
 )  # fmt: skip
-"""Fields of a spec that change no answer. All others are part of the scope, also those that a later version adds."""
+"""Fields of a spec that change no answer. All others are part of the scope, also those that a later version adds.
+
+A row's key holds its adapter by content, whatever it was called.
+"""
 
 
 def scope_parts(job: JobRecord, *, revision: str, version: str) -> dict[str, Any]:

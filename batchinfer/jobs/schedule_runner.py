@@ -86,6 +86,9 @@ class ScheduleRunner:
         assert spec.output is not None
         roots.check_output(spec.output)
         roots.check_model(spec.model)
+        for folder in (spec.adapter, spec.adapter_folder):
+            if folder is not None:
+                roots.check_adapter(folder)
 
     def _render(self, claim: Claim) -> JobSpec:
         schedule, run = claim.schedule, claim.run

@@ -237,7 +237,10 @@ def parse_date(text: str, calendar: Calendar, *, is_end: bool = False) -> dateti
 
 def _absolute(job: dict[str, Any], base: Path | None) -> dict[str, Any]:
     """The job with its paths absolute, templates and all; a default output is chosen by each run."""
-    plain = {key: job[key] for key in ("inputs", "output", "model") if job.get(key) is not None}
+    plain = {
+        key: job[key] for key in ("inputs", "output", "model", "adapter", "adapter_folder") if job.get(key) is not None
+    }
     spec = resolve_paths(parse_job(plain), base=base, job_id="job", must_exist=False)
     made = {**job, "inputs": list(spec.inputs), "model": spec.model}
+    made |= {key: getattr(spec, key) for key in ("adapter", "adapter_folder") if job.get(key) is not None}
     return made | ({"output": spec.output} if job.get("output") else {})

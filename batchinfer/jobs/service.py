@@ -218,6 +218,9 @@ class JobService:
         if own is None or spec.output != f"{own}/results/{job_id}":
             replace(roots, own=None).check_output(spec.output)
         roots.check_model(spec.model)
+        for folder in (spec.adapter, spec.adapter_folder):
+            if folder is not None:
+                roots.check_adapter(folder)
 
     def _check_new(self, spec: JobSpec) -> None:
         if spec.deadline is not None and spec.deadline <= self._now():

@@ -208,6 +208,9 @@ class JobSpec(BaseModel):
     guided_choice: tuple[str, ...] = ()
     guided_grammar: str | None = None
     retry_truncated: bool = False
+    adapter: Annotated[str | None, Field(min_length=1)] = None
+    adapter_folder: Annotated[str | None, Field(min_length=1)] = None
+    """Folder in which adapters that rows call by name lie."""
     parsed: bool = False
     """Add the ``parsed`` column, also where only rows bring schemas; with ``json_schema`` it is there anyway."""
     samples_layout: SamplesLayout = SamplesLayout.LIST
@@ -304,6 +307,8 @@ class JobSpec(BaseModel):
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other: a row has one source for its prompt")
         params = self.sampling_params()
+        if self.sentinel and self.adapter is not None:
+            raise ValueError("sentinel goes without adapter: the reference is the model alone")
         if self.samples_layout is SamplesLayout.LONG and not params.has_samples:
             raise ValueError("samples_layout long needs several samples a row: raise n")
         self._check_task()
@@ -312,7 +317,8 @@ class JobSpec(BaseModel):
     def _check_task(self) -> None:
         """What a task cannot have is refused here, not in each row."""
         options = self.task_options()
-        given = [n for n in _SAMPLING_FIELDS if getattr(self, n) != SamplingParams.model_fields[n].default]
+        fields = [n for n in _SAMPLING_FIELDS if n != "adapter"]  # which changes the model, whatever is asked of it
+        given = [n for n in fields if getattr(self, n) != SamplingParams.model_fields[n].default]
         if not options.generates and given:
             raise ValueError(f"task {self.task.value} generates nothing, so {given[0]} has no meaning; leave it out")
         for name, task in (("continuation_column", Task.SCORE), ("document_column", Task.RERANK)):

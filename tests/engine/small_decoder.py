@@ -84,8 +84,11 @@ def make_forward(model, dtype, owns_model=False, quantization="none", block_size
 
 
 @torch.inference_mode()
-def logits_of(forward, attention):
-    """Both sequences: a chunk of the first beside the second, the rest, then four tokens each, with padding rows."""
+def logits_of(forward, attention, store=None, adapters=(None, None)):
+    """Both sequences: a chunk of the first beside the second, the rest, then four tokens each, with padding rows.
+
+    ``adapters`` are what the sequences use, opened by ``store``.
+    """
     tables, sequences = [[3, 9, 1], [7, 2, 12]], [[*prompt, *range(20, 20 + ANSWER)] for prompt in PROMPTS]
     done, logits = [0, 0], [[], []]
     for counts in ((13, 4), (6, 1), (1, 1), (1, 1), (1, 1), (1, 0)):
@@ -99,7 +102,12 @@ def logits_of(forward, attention):
         tokens = torch.tensor([sequences[i][p] for i, p in rows] + [0, 0])
         positions = torch.tensor([p for _, p in rows] + [0, 0])
         context = attention.context(spans, len(tokens))
-        output = forward(tokens, positions, torch.arange(len(rows)), context, range(len(rows)))
+        used = {}
+        for place, (i, _) in enumerate(rows):
+            if adapters[i] is not None:
+                used.setdefault(adapters[i], []).append(place)
+        groups = store.groups(used) if used else ()
+        output = forward(tokens, positions, torch.arange(len(rows)), context, range(len(rows)), groups=groups)
         assert torch.equal(output.best_index, output.logits.argmax(dim=1))
         for (i, _), line in zip(rows, output.logits.float(), strict=True):
             logits[i].append(line)

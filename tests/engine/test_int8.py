@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from batchinfer.engine.config import EngineConfig
 from batchinfer.errors import ModelError
 from batchinfer.models.fused.calibration import Statistics
-from batchinfer.models.fused.int8 import RECIPES, Scheme, rotate, rotation_block, smoothing_factors, w8a8, weight_only
+from batchinfer.models.fused.int8 import RECIPES, Scheme, smoothing_factors, w8a8, weight_only
 from batchinfer.models.fused.parts import ModulePart
+from batchinfer.models.fused.rotation import rotate, rotation_block
 from batchinfer.models.fused.rounding import compensated, nearest
 from batchinfer.models.fused.spec import Projection
 from batchinfer_kernels.cpu import get_ops

@@ -68,7 +68,7 @@ def check_file(spec: JobSpec, settings: Settings, *, count: int, tell: Callable[
     def requests() -> Iterator[Request]:
         for index in sample_of(source.num_rows, count):
             request = _read(spec, source, index)
-            if request is None:
+            if request is None or request.params.adapter is not None:  # the reference is the model alone
                 continue
             if not has_answers:
                 yield Request(request.request_id, prompt=request.prompt, messages=request.messages)

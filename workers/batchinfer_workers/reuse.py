@@ -89,12 +89,20 @@ class RowReuse:
     def look_at(self, inputs: Iterable[RowInput]) -> None:
         """Make the keys of the rows that can run."""
         maker = RowKeys(self._scope)
+        contents: dict[str, str | None] = {}
         rows, keys = [], bytearray()
         for row in inputs:
             if row.request is None:
                 continue
             request = row.request
             params = with_seed(request.params, self._job.spec.seed, row.row_index)
+            if params.adapter is not None:
+                path = params.adapter
+                if path not in contents:
+                    contents[path] = model_revision(path)
+                if contents[path] is None:
+                    continue  # the row will fail
+                params = params.model_copy(update={"adapter": contents[path]})
             key = maker.of(request if params is request.params else replace(request, params=params))
             if key is None:
                 continue

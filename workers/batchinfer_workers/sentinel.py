@@ -33,7 +33,9 @@ def is_chosen(row_index: int, share: float) -> bool:
 
 
 def comparison(request: Request, stored: Mapping[str, Any]) -> Request | None:
-    """What the reference engine is to compare of a stored result row; None where there is no answer."""
+    """What the reference engine is to compare of a stored result row; None where there is no answer, or an adapter's."""
+    if request.params.adapter is not None:  # the reference is the model alone
+        return None
     if stored["status"] != RowStatus.SUCCEEDED or not stored["output"]:
         return None
     request_id, prompt, messages = request.request_id, request.prompt, request.messages

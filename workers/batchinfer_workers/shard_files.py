@@ -62,7 +62,7 @@ class ShardFiles:
         self._ledger = ledger
         self._lease = lease
         spec = lease.job.spec
-        roots = roots or Roots()
+        roots = self._roots = roots or Roots()
         assert lease.job.output is not None
         roots.check_output(lease.job.output)
         self.layout = output_layout(lease.job)
@@ -90,7 +90,7 @@ class ShardFiles:
 
     def read(self, rows: RemainingRows) -> Iterator[RowInput]:
         """Read and render these rows, in order, in bounded memory."""
-        reader = RowReader(prompt_config(self._lease.job.spec), self._source.schema)
+        reader = RowReader(prompt_config(self._lease.job.spec, self._roots), self._source.schema)
         start, end = rows.bounds
         if start == end:
             return

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from batchinfer.adapter_config import invalid
 from batchinfer.engine.encoder.model import Encoded
 from batchinfer.engine.pooling import finish_vector
 from batchinfer.engine.tasks.classify import label_result, softmax
@@ -78,8 +79,10 @@ class EncoderIngest:
         """The row of a request.
 
         Raises:
-            RowFailure: a text is empty, too long or missing; the model does not fit the task.
+            RowFailure: a text is empty, too long or missing; the model does not fit the task, or takes no adapter.
         """
+        if request.params.adapter is not None:
+            raise invalid(request.params.adapter, "this model is an encoder, which takes no adapters")
         try:
             options, texts = read_request(request.task or {})
         except ValueError as error:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from batchinfer.models.fused.adapted import AdapterSlots
 from batchinfer.models.fused.decoder import FusedDecoder
 from batchinfer.models.fused.layer import FusedLayer
 from batchinfer.models.fused.linear import PackedLinear
@@ -77,9 +78,10 @@ def convert(
     With ``releases_weights`` the model's own weights go as theirs are made, so that at no time more than one layer is
     held twice; the model cannot run afterwards. A head that shares the embeddings' tensor keeps it.
     """
+    adapters = AdapterSlots()
 
     def make_one(projection: Projection) -> Linear:
-        linear = make(projection)
+        linear = adapters.wrap(ops, projection, make(projection))
         if releases_weights:
             projection.release()
         return linear
@@ -91,7 +93,7 @@ def convert(
     make.begin_head()
     head = make(spec.head) if spec.is_head_tied else make_one(spec.head)
     make.finish()
-    return FusedDecoder(ops, spec, layers, head, dtype)
+    return FusedDecoder(ops, spec, layers, head, dtype, adapters=adapters)
 
 
 def build_layer(

@@ -16,6 +16,7 @@ from batchinfer_kernels.cpu import Accumulated, LogitsReduction
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from batchinfer.models.fused.adapted import AdapterGroup, AdapterSlots
     from batchinfer.models.fused.layer import FusedLayer, StepContext
     from batchinfer.models.fused.linear import Linear
     from batchinfer.models.fused.spec import DecoderSpec
@@ -27,15 +28,23 @@ class FusedDecoder:
     """Embeddings, layers and head. The residual stream is float32 in every precision."""
 
     def __init__(
-        self, ops: Ops, spec: DecoderSpec, layers: Sequence[FusedLayer], head: Linear, dtype: torch.dtype
+        self,
+        ops: Ops,
+        spec: DecoderSpec,
+        layers: Sequence[FusedLayer],
+        head: Linear,
+        dtype: torch.dtype,
+        *,
+        adapters: AdapterSlots,
     ) -> None:
-        """``dtype`` is that of queries and of the KV cache."""
+        """``dtype`` is that of queries and of the KV cache; ``adapters`` knows the linears of ``layers``."""
         self._ops = ops
         self._run_layer = LayerRunner(ops, dtype)
         self._spec = spec
         self._layers = layers
         self._head = Head(ops, head, spec.head.out_features, spec.logits_scale, spec.logits_softcap)
         self._dtype = dtype
+        self.adapters = adapters
 
     def __call__(
         self,
@@ -44,20 +53,31 @@ class FusedDecoder:
         sampling: torch.Tensor,
         context: StepContext,
         kept: Sequence[int],
+        *,
+        groups: Sequence[AdapterGroup] = (),
     ) -> LogitsReduction:
         """The best token of each row in ``sampling``, and the logits of those at the places ``kept`` of it.
 
         ``token_ids``, ``positions`` and ``sampling`` are int64; the first two have a row each of the packed batch.
+        ``groups`` are those rows of it that use adapters.
         """
+        self.adapters.groups = groups
         return self._reduce(*self._body(token_ids, positions, context), sampling, kept)
 
     def with_hidden(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, context: StepContext, hidden: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        context: StepContext,
+        hidden: torch.Tensor,
+        *,
+        groups: Sequence[AdapterGroup] = (),
     ) -> tuple[Callable[[torch.Tensor, Sequence[int]], LogitsReduction], torch.Tensor]:
         """What a call's head makes of ``sampling`` and ``kept``, and hidden states.
 
         These are of the rows in ``hidden``, after the last norm: float32 ``[rows, hidden_size]``.
         """
+        self.adapters.groups = groups
         residual, x = self._body(token_ids, positions, context)
         states = residual.index_select(0, hidden)
         if x is not None:

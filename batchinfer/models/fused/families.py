@@ -73,7 +73,7 @@ class _Family:
         residual_scale = getattr(self._config, "residual_multiplier", 1.0)
         per_head = hasattr(attn, "q_norm") and attn.q_norm.weight.numel() == attention.head_dim
         whole = hasattr(attn, "q_norm") and not per_head
-        qkv = [attn.qkv_proj] if hasattr(attn, "qkv_proj") else [attn.q_proj, attn.k_proj, attn.v_proj]
+        qkv = ["qkv_proj"] if hasattr(attn, "qkv_proj") else ["q_proj", "k_proj", "v_proj"]
         has_inner_norms = hasattr(module, "input_layernorm")
         has_outer_norms = hasattr(module, "post_feedforward_layernorm")
         before_mlp = "pre_feedforward_layernorm" if has_outer_norms else "post_attention_layernorm"
@@ -81,10 +81,10 @@ class _Family:
             attention=attention,
             rope=self._rope(index, attn, has_norms=per_head),
             attention_norm=self.norm(module.input_layernorm) if has_inner_norms else None,
-            qkv=_projection(f"layers.{index}.qkv", qkv),
+            qkv=_projection(f"layers.{index}.qkv", attn, "self_attn", qkv),
             q_norm=self.norm(attn.q_norm) if whole else None,
             k_norm=self.norm(attn.k_norm) if whole else None,
-            o=_projection(f"layers.{index}.o", [attn.o_proj], residual_scale),
+            o=_projection(f"layers.{index}.o", attn, "self_attn", ["o_proj"], residual_scale),
             post_attention_norm=self.norm(module.post_attention_layernorm) if has_outer_norms else None,
             mlp_norm=self.norm(getattr(module, before_mlp)) if has_inner_norms else None,
             mlp=_mlp(f"layers.{index}", module.mlp, activation, residual_scale),
@@ -113,15 +113,18 @@ class _Family:
         return self._tables[layer_type]
 
 
-def _projection(name: str, modules: Sequence[torch.nn.Linear], scale: float = 1.0) -> Projection:
-    return Projection(name, [ModulePart(module) for module in modules], scale)
+def _projection(name: str, block: Any, block_name: str, modules: Sequence[str], scale: float = 1.0) -> Projection:
+    """Linear modules of a layer's attention or MLP, side by side; ``name`` is ``layers.3.qkv``."""
+    layer = name.rpartition(".")[0]
+    paths = tuple(f"{layer}.{block_name}.{module}" for module in modules)
+    return Projection(name, [ModulePart(getattr(block, module)) for module in modules], scale, paths)
 
 
 def _mlp(name: str, mlp: Any, activation: Activation, residual_scale: float) -> MlpSpec | ExpertsSpec:
     if not hasattr(mlp, "experts"):
-        gate_up = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
-        down = _projection(f"{name}.down", [mlp.down_proj], residual_scale)
-        return MlpSpec(_projection(f"{name}.gate_up", gate_up), activation, down)
+        gate_up = ["gate_up_proj"] if hasattr(mlp, "gate_up_proj") else ["gate_proj", "up_proj"]
+        down = _projection(f"{name}.down", mlp, "mlp", ["down_proj"], residual_scale)
+        return MlpSpec(_projection(f"{name}.gate_up", mlp, "mlp", gate_up), activation, down)
     stacks = (ExpertStack(mlp.experts, part).parts() for part in ("gate_up_proj", "down_proj"))
     experts = [
         MlpSpec(

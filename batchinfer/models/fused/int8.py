@@ -8,7 +8,6 @@ then rounded so that their errors cancel on the rows that calibration saw.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import torch
 from batchinfer.errors import ModelError
 from batchinfer.models.fused.convert import PlainMaker
 from batchinfer.models.fused.linear import Int8Linear, WeightOnlyLinear
+from batchinfer.models.fused.rotation import rotate, rotation_block
 from batchinfer.models.fused.rounding import compensated, nearest
 from batchinfer_kernels.cpu import Int8Recipe
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from batchinfer.models.fused.spec import LayerSpec, Projection
     from batchinfer_kernels.cpu import Ops
 
-MIN_ROTATION = 16
 MAX_COMPENSATED = 8192
 """Columns up to which errors are made up for; beyond, what must be held for it outweighs a layer."""
 SMALLEST = 1e-5
@@ -80,22 +79,6 @@ def smoothing_factors(peak: torch.Tensor, weight: torch.Tensor, exponent: float)
     of_weight = weight.abs().amax(dim=0).clamp_min(SMALLEST)
     factor = of_weight ** (1 - exponent) / peak.clamp_min(SMALLEST) ** exponent
     return torch.exp2(torch.log2(factor).round())
-
-
-def rotation_block(columns: int, widest: int) -> int:
-    """The widest block that divides the columns, up to ``widest``; 0 (no rotation) if that is less than 16."""
-    block = math.gcd(columns, widest)
-    return block if block >= MIN_ROTATION else 0
-
-
-def rotate(weight: torch.Tensor, block: int) -> torch.Tensor:
-    """``weight [out, in]`` rotated by an orthonormal Hadamard matrix in blocks of its columns."""
-    if not block:
-        return weight
-    matrix = torch.ones(1, 1)
-    while len(matrix) < block:
-        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return (weight.reshape(len(weight), -1, block) @ (matrix / math.sqrt(block))).view(weight.shape)
 
 
 class W8A8Maker:

@@ -45,6 +45,11 @@ class _FloatRows:
         self._ops = ops
         self._dtype = dtype
 
+    @property
+    def row_dtype(self) -> torch.dtype:
+        """Precision of its rows."""
+        return self._dtype
+
     def norm(self, x: Activations, norm: Norm, residual: torch.Tensor | None) -> torch.Tensor:
         """See :meth:`Linear.norm`."""
         return self._ops.rms_norm(
@@ -107,6 +112,11 @@ class Int8Linear:
         self._scale = scale.contiguous()
         self._bias = bias
         self._recipe = recipe
+
+    @property
+    def recipe(self) -> Int8Recipe:
+        """What its rows go through before they are rounded."""
+        return self._recipe
 
     @property
     def rotation(self) -> int:

@@ -69,6 +69,8 @@ class Projection:
     """Unique in its model: ``layers.3.qkv``."""
     parts: Sequence[Part]
     scale: float = 1.0
+    modules: tuple[str, ...] = ()
+    """The parts' modules, as adapters name them: ``layers.3.self_attn.q_proj``. Empty where no adapter reaches."""
 
     def weight(self) -> torch.Tensor:
         """float32 ``[out, in]``; a copy."""
