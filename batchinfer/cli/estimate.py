@@ -11,7 +11,9 @@ import click
 
 from batchinfer.cli.connect import load_settings, open_service, set_up_logs
 from batchinfer.cli.console import count, duration, print_fields, print_json, print_table, usd
+from batchinfer.cli.device_speeds import roofline_speeds, split_devices
 from batchinfer.cli.options import build_spec, json_option, spec_options
+from batchinfer.cli.price import amount
 from batchinfer.errors import InvalidSpecError
 
 if TYPE_CHECKING:
@@ -66,24 +68,37 @@ def estimate_command(
 @spec_options
 @click.option("--limit", type=click.IntRange(1), help="Only the first rows of the input.")
 @_WORKERS
-@_DEVICE
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="DEVICE",
+    help="Again for several. a100, h100, h200, l40s, rtx4090, rtx5090, b200, mi300x, or h200x8 for eight that "
+    "work as one: time and cost by the data sheet. Any other, such as cpu: only past jobs on it count.",
+)
+@click.option("--usd-per-hour", metavar="USD", help="Price of one such GPU, in place of the price book's.")
 @click.option("--rows", "max_rows", type=click.IntRange(1), metavar="ROWS", help="Look at the first ROWS only.")
 @click.option("--kv-blocks", type=click.IntRange(1), default=4096, show_default=True, help="KV cache that is modelled.")
 @json_option
 def explain_command(
-    workers: int, device: str | None, max_rows: int | None, kv_blocks: int, as_json: bool, **flags: Any
-) -> None:
+    *, workers: int, devices: tuple[str, ...], usd_per_hour: str | None, max_rows: int | None, kv_blocks: int,
+    as_json: bool, **flags: Any,
+) -> None:  # fmt: skip
     """Show an input as the engine will see it, and what would make it cheaper.
 
     Every row is tokenised: prefixes that rows share, what the KV cache will have of them, copies, lengths, shards, time
-    and cost for several workers, and advice with what each piece would save.
+    and cost for several workers, and advice with what each piece would save. For a GPU named by --device, time is what
+    its data sheet allows, less what engines usually leave: a prediction, marked as such, for jobs not yet run on one.
     """
     settings = load_settings()
     spec = build_spec(flags)
+    device, targets = split_devices(devices)
+    price = None if usd_per_hour is None else amount("--usd-per-hour", usd_per_hour)
     question = _question(settings, workers, device, max_rows=max_rows, kv_blocks=kv_blocks)
     with open_service(settings, shares_disk=True) as service, _progress() as on_progress:
         resolved, foresight = service.foresee(spec, base=Path.cwd())
-        view = foresight.explain(resolved, question, on_progress=on_progress)
+        speeds = roofline_speeds(targets, resolved, settings, service.ledger, price)
+        view = foresight.explain(resolved, question, speeds=speeds, on_progress=on_progress)
     if as_json:
         print_json(view)
     else:

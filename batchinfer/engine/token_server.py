@@ -16,6 +16,7 @@ from typing import IO, Any
 from batchinfer.engine.chat import ChatRenderer
 from batchinfer.engine.wire import request_from_json
 from batchinfer.errors import ModelError, RowFailure
+from batchinfer.models.config_fields import cached_folder
 from batchinfer.models.fingerprint import fingerprint
 from batchinfer.models.gguf_file import GgufFile
 from batchinfer.models.tokenizer import default_cache_dir, load_folder_tokenizer, load_gguf_tokenizer
@@ -36,7 +37,7 @@ def find_tokenizer(model: str) -> tuple[Any, int | None]:
         file = GgufFile(path)
         length = file.get("context_length")
         return load_gguf_tokenizer(file, fingerprint([path]), default_cache_dir()), length and int(length)
-    return _folder(_cached(model))
+    return _folder(cached_folder(model))
 
 
 def _folder(folder: Path) -> tuple[Any, int | None]:
@@ -47,19 +48,6 @@ def _folder(folder: Path) -> tuple[Any, int | None]:
         return tokenizer, None
     length = (config.get("text_config") or config).get("max_position_embeddings")
     return tokenizer, int(length) if length else None
-
-
-def _cached(model: str) -> Path:
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 -- only hub models need it
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
-
-    repository, _, revision = model.partition("@")
-    try:
-        return Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError, ValueError):
-        raise ModelError(
-            f"no model at {model} on this machine: give a .gguf file, a folder, or a hub id that a worker here has loaded"
-        ) from None
 
 
 def answer(renderer: ChatRenderer, message: dict[str, Any]) -> list[Any]:

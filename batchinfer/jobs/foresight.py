@@ -52,12 +52,14 @@ class DeviceSpeed(Protocol):
         ...
 
     @property
-    def nanos_per_hour(self) -> int:
-        """Its price."""
+    def nanos_per_hour(self) -> int | None:
+        """Its price; None if it is not known."""
         ...
 
-    def seconds(self, *, prompt_tokens: Interval, cached_share: float, completion_tokens: Interval) -> Interval:
-        """Device seconds of a job with so many tokens, of whose prompts a share is cached."""
+    def seconds(
+        self, *, num_rows: float, prompt_tokens: Interval, cached_share: float, completion_tokens: Interval
+    ) -> Interval:
+        """Device seconds of a job with so many rows and tokens, of whose prompts a share is cached."""
         ...
 
 
@@ -229,13 +231,19 @@ class Foresight:
         ]
         found = []
         for speed in known:
-            device = speed.seconds(prompt_tokens=prompts, cached_share=cached_share, completion_tokens=answers)
-            cost = device.scaled(speed.nanos_per_hour / 3600)
+            device = speed.seconds(
+                num_rows=estimate.runnable_rows,
+                prompt_tokens=prompts,
+                cached_share=cached_share,
+                completion_tokens=answers,
+            )
+            price = speed.nanos_per_hour
+            cost = None if price is None else _usd(device.scaled(price / 3600))
             for number in WORKERS_SHOWN:
                 wall = device.scaled(longest_first(shard_tokens, number) / number)
                 found.append(
                     Makespan(
-                        device=speed.device, num_workers=number, seconds=_interval(wall), cost_usd=_usd(cost),
+                        device=speed.device, num_workers=number, seconds=_interval(wall), cost_usd=cost,
                         basis=speed.basis,
                     )
                 )  # fmt: skip
@@ -252,12 +260,14 @@ class PastSpeed:
         self.nanos_per_hour = nanos_per_hour
         self.basis = f"{len(self._seen)} past job{'s' * (len(self._seen) != 1)}"
 
-    def seconds(self, *, prompt_tokens: Interval, cached_share: float, completion_tokens: Interval) -> Interval:
-        """See :class:`DeviceSpeed`; the jobs' own cached share is in what was measured."""
+    def seconds(
+        self, *, num_rows: float, prompt_tokens: Interval, cached_share: float, completion_tokens: Interval
+    ) -> Interval:
+        """See :class:`DeviceSpeed`; the jobs' own cached share and lengths of rows are in what was measured."""
         from batchinfer.jobs.forecast import SPEED_SPREAD  # noqa: PLC0415 -- beside its use
         from batchinfer.jobs.predict import interval, predictive  # noqa: PLC0415 -- beside its use
 
-        del cached_share
+        del cached_share, num_rows
         rate = interval(predictive(self._seen, SPEED_SPREAD))
         tokens = prompt_tokens.expected + completion_tokens.expected
         load = self._past.overhead_seconds()

@@ -75,8 +75,10 @@ class Makespan(View):
     device: str
     num_workers: int
     seconds: IntervalView
-    cost_usd: UsdIntervalView
+    cost_usd: UsdIntervalView | None
+    """Null: the device has no price."""
     basis: str
+    """What the figures rest on: past jobs, or the device's data sheet (``roofline, not measured``)."""
 
 
 class Advice(View):
