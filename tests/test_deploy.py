@@ -134,7 +134,11 @@ def test_makefile_and_package_pin_the_same_torch():
 def test_autoscalers_ask_for_what_the_api_answers(tmp_path):
     """KEDA's URL and field are those of the API's own document, its key's scope is the route's noun; the metric exists."""
     parts = list(yaml.safe_load_all((ROOT / "deploy" / "keda.yaml").read_text()))
-    assert [part["kind"] for part in parts] == ["Secret", "TriggerAuthentication", "ScaledObject"]
+    assert [part["kind"] for part in parts] == ["Secret", "TriggerAuthentication", "ScaledObject", "Deployment"]
+    assert parts[2]["spec"]["scaleTargetRef"]["name"] == parts[3]["metadata"]["name"]
+    (container,) = parts[3]["spec"]["template"]["spec"]["containers"]
+    assert_runs(container["args"])
+    assert {one["name"] for one in container["env"]} <= {ENV_PREFIX + field.upper() for field in Settings.model_fields}
     (trigger,) = parts[2]["spec"]["triggers"]
     address = urlsplit(trigger["metadata"]["url"])
     assert noun_of(address.path) == "queue"

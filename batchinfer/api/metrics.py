@@ -12,14 +12,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
 from batchinfer.jobs import queries
-from batchinfer.jobs.backlog import backlog, pending_deliveries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from batchinfer.jobs.service import JobService
+    from batchinfer.jobs.views import QueueLane
 
 BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
@@ -47,23 +47,33 @@ class InstallationCollector:
         for model, number in service.ledger.pending_models().items():
             shards.add_metric([model], number)
         yield shards
-        rows = GaugeMetricFamily(
-            "batchinfer_queue_rows",
-            "Rows without an outcome of jobs that may run, by model.",
-            labels=["model", "state"],
-        )
-        seconds = GaugeMetricFamily(
-            "batchinfer_queue_device_seconds", "Estimated device time that these rows need.", labels=["model"]
-        )
-        for left in backlog(service.engine):
-            rows.add_metric([left.model, "waiting"], left.waiting_rows)
-            rows.add_metric([left.model, "running"], left.running_rows)
-            seconds.add_metric([left.model], left.device_seconds)
-        yield rows
-        yield seconds
+        yield from _lane_metrics(service.queue().data)
         yield GaugeMetricFamily("batchinfer_workers", "Workers alive.", value=service.num_workers())
-        pending = pending_deliveries(service.engine)
+        pending = queries.pending_deliveries(service.engine)
         yield GaugeMetricFamily("batchinfer_webhook_deliveries_pending", "Messages not yet delivered.", value=pending)
+
+
+def _lane_metrics(lanes: Iterable[QueueLane]) -> Iterator[GaugeMetricFamily]:
+    """What waits and runs by model, pool and kind of hardware; the kind is ``any`` where jobs ask for none."""
+    names = ["model", "pool", "kind"]
+    rows = GaugeMetricFamily(
+        "batchinfer_queue_rows", "Rows without an outcome of jobs that may run.", labels=[*names, "state"]
+    )
+    seconds = GaugeMetricFamily(
+        "batchinfer_queue_device_seconds", "Estimated device time that these rows need.", labels=names
+    )
+    workers = GaugeMetricFamily("batchinfer_queue_workers", "Living workers that may serve them.", labels=names)
+    wanted = GaugeMetricFamily(
+        "batchinfer_queue_workers_wanted", "Workers that would do them within ten minutes.", labels=names
+    )
+    for lane in lanes:
+        place = [lane.model, lane.pool, lane.device_kind or "any"]
+        rows.add_metric([*place, "waiting"], lane.waiting_rows)
+        rows.add_metric([*place, "running"], lane.running_rows)
+        seconds.add_metric(place, lane.device_seconds)
+        workers.add_metric(place, lane.workers)
+        wanted.add_metric(place, lane.workers_wanted)
+    yield from (rows, seconds, workers, wanted)
 
 
 class ServerMetrics:

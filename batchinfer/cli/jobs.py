@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from batchinfer.cli.connect import open_jobs, server_options
 from batchinfer.cli.console import MISSING, count, duration, one_line, print_fields, print_json, print_table, rate, usd
 from batchinfer.cli.options import json_option
 from batchinfer.cli.progress import choose_display
+from batchinfer.jobs.spec import parse_tag
 from batchinfer.jobs.status import HELD, TERMINAL, JobState
 
 if TYPE_CHECKING:
@@ -28,24 +30,44 @@ WAITING = frozenset(set(JobState) - TERMINAL - HELD)
 
 @click.command("ls")
 @click.option("--state", type=click.Choice([state.value for state in JobState]), help="Only jobs in this state.")
+@click.option("--model", metavar="MODEL", help="Only jobs of this model.")
+@click.option("--name", metavar="TEXT", help="Only jobs of this name.")
+@click.option("--tag", metavar="KEY=VALUE", help="Only jobs with this tag.")
+@click.option("--tenant", metavar="TENANT", help="Only this tenant's jobs.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most jobs to list.")
 @click.option("--after", metavar="JOB", help="Begin behind this job, the last one of the page before.")
 @server_options
 @json_option
-def ls_command(state: str | None, limit: int, after: str | None, as_json: bool) -> None:
-    """List jobs, newest first."""
+def ls_command(
+    state: str | None,
+    model: str | None,
+    name: str | None,
+    tag: str | None,
+    tenant: str | None,
+    limit: int,
+    after: str | None,
+    as_json: bool,
+) -> None:
+    """List jobs, newest first: those to which all that is asked for applies."""
+    wanted = None if state is None else JobState(state)
     with open_jobs() as service:
-        page = service.list_jobs(state=None if state is None else JobState(state), limit=limit, after=after)
+        page = service.list_jobs(
+            state=wanted, model=model, name=name, tag=parse_tag(tag), tenant=tenant, limit=limit, after=after
+        )
     if as_json:
         print_json(page)
         return
+    asked = {"state": state, "model": model, "name": name, "tag": tag, "tenant": tenant}
+    filters = {field: value for field, value in asked.items() if value is not None}
     if not page.data:
-        click.echo("no jobs yet; `batchinfer run` makes one" if state is None else f"no job is {state}", err=True)
+        said = ", ".join(f"{field} {one_line(value)}" for field, value in filters.items())
+        click.echo(f"no job has {said}" if said else "no jobs yet; `batchinfer run` makes one", err=True)
         return
     titles = ("JOB", "NAME", "STATE", "ROWS", "ERRORS", "COST", "AGE", "MODEL")
     print_table(titles, [_list_row(view) for view in page.data])
     if page.has_more:
-        click.echo(f"more: batchinfer ls --limit {limit} --after {page.last_id}", err=True)
+        same = "".join(f"--{field} {shlex.quote(value)} " for field, value in filters.items())
+        click.echo(f"more: batchinfer ls {same}--limit {limit} --after {page.last_id}", err=True)
 
 
 def _list_row(view: JobView) -> tuple[str, ...]:

@@ -116,9 +116,21 @@ class Client:
         """How a job stands."""
         return self._get(JobView, job_id)
 
-    def list_jobs(self, *, state: JobState | str | None = None, limit: int = 20, after: str | None = None) -> JobList:
-        """A page of jobs, newest first."""
-        asked = {"state": state, "limit": limit, "after": after}
+    def list_jobs(
+        self,
+        *,
+        state: JobState | str | None = None,
+        model: str | None = None,
+        name: str | None = None,
+        tag: tuple[str, str] | None = None,
+        tenant: str | None = None,
+        limit: int = 20,
+        after: str | None = None,
+    ) -> JobList:
+        """A page of jobs, newest first, of those to which all that is asked for applies; ``tag`` is a key and a value."""
+        asked = {"state": state, "model": model, "name": name, "tenant": tenant, "limit": limit, "after": after}
+        if tag is not None:
+            asked["tag"] = "=".join(tag)
         params = {name: value for name, value in asked.items() if value is not None}
         return JobList.model_validate_json(self._transport.ask("GET", "/v1/jobs", params=params).content)
 

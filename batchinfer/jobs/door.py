@@ -32,7 +32,17 @@ class JobDoor(Protocol):
         """How a job stands."""
         ...
 
-    def list_jobs(self, *, state: JobState | None = None, limit: int = 20, after: str | None = None) -> JobList:
+    def list_jobs(
+        self,
+        *,
+        state: JobState | None = None,
+        model: str | None = None,
+        name: str | None = None,
+        tag: tuple[str, str] | None = None,
+        tenant: str | None = None,
+        limit: int = 20,
+        after: str | None = None,
+    ) -> JobList:
         """A page of jobs, newest first."""
         ...
 

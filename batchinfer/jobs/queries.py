@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, select
 
 from batchinfer.db.session import read_transaction
-from batchinfer.db.tables import Job, Part, RowErrorRow, Shard, StoredFile, Worker
+from batchinfer.db.tables import Job, Part, RowErrorRow, Shard, StoredFile, WebhookDeliveryRow, Worker
+from batchinfer.db.tables.webhooks import IS_PENDING
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -94,3 +95,9 @@ def workers_seen_since(engine: Engine, since: datetime) -> int:
     """Number of workers that gave a sign of life since a moment."""
     with read_transaction(engine) as connection:
         return int(connection.scalar(select(func.count()).where(Worker.last_seen_at >= since)) or 0)
+
+
+def pending_deliveries(engine: Engine) -> int:
+    """Webhooks' messages that are not delivered yet."""
+    with read_transaction(engine) as connection:
+        return int(connection.scalar(select(func.count()).select_from(WebhookDeliveryRow).where(IS_PENDING)) or 0)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WORKER_SILENCE = timedelta(minutes=2)
 """A worker that is silent for longer is not counted as alive."""
 DEFAULT_DEVICE_NS = 1_000_000
-"""Device time of a token of a model that has not run lately, in nanoseconds: a guess, until its first part."""
+"""Device time of a token where nothing has run lately, in nanoseconds: a guess, until the first part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class QueueLaneState:
     device_seconds: float
     """Estimated device time of what waits and runs, on one device."""
     is_measured: bool
-    """Whether the model has run lately; else ``device_seconds`` is a guess."""
+    """Whether the model has run lately; else ``device_seconds`` is a guess, from what other models took."""
     workers: int
     """Living workers that may serve it."""
     workers_wanted: int
@@ -62,13 +62,13 @@ def queue_lanes(engine: Engine, now: datetime, *, target_seconds: float = 600.0)
     with read_transaction(engine) as connection:
         waiting, running = _waiting(connection), _running(connection)
         serving = _serving(connection, now - WORKER_SILENCE)
-        cost = {model: _device_ns_per_token(connection, model) for model in {lane[0] for lane in (*waiting, *running)}}
+        cost = _device_ns_per_token(connection) if waiting or running else {}
     lanes = dict.fromkeys((*waiting, *running, *_loaded_lanes(serving)))
     found = []
     for model, needs in sorted(lanes):
         wait, run = waiting.get((model, needs), (0, 0, 0)), running.get((model, needs), (0, 0, 0))
         ns = cost.get(model)
-        seconds = (wait[2] + run[2]) * (ns or DEFAULT_DEVICE_NS) / 1e9
+        seconds = (wait[2] + run[2]) * (ns or cost.get(None, DEFAULT_DEVICE_NS)) / 1e9
         shards = wait[0] + run[0]
         pool, _, kind = needs.partition("/")
         found.append(
@@ -135,17 +135,21 @@ def _tokens_left() -> ColumnElement[Any]:
     return Shard.est_tokens * (Shard.todo_rows - Shard.done_rows) / (Shard.row_end - Shard.row_start)
 
 
-def _device_ns_per_token(connection: Connection, model: str) -> float | None:
-    """Device time a token of a model's newest parts."""
+def _device_ns_per_token(connection: Connection) -> dict[str | None, float]:
+    """Device time of a computed token in the newest parts, by model; under None that of all models together."""
     newest = select(func.max(Part.id)).scalar_subquery()
-    tokens = func.sum(Part.prompt_tokens - Part.cached_tokens + Part.completion_tokens)
-    query = (
-        select(func.sum(Part.device_ns), tokens)
+    tokens = Part.prompt_tokens - Part.cached_tokens + Part.completion_tokens
+    query: Any = (
+        select(Job.model, func.sum(Part.device_ns), func.sum(tokens))
         .join(Job, Job.id == Part.job_id)
-        .where(Part.id > newest - RECENT_PARTS, Job.model == model)
+        .where(Part.id > newest - RECENT_PARTS, Part.device_ns > 0, tokens > 0)
+        .group_by(Job.model)
     )
-    device_ns, num_tokens = connection.execute(query).one()
-    return float(device_ns) / float(num_tokens) if device_ns and num_tokens else None
+    sums = [(str(model), float(ns), float(number)) for model, ns, number in connection.execute(query)]
+    speeds: dict[str | None, float] = {model: ns / number for model, ns, number in sums}
+    if sums:
+        speeds[None] = sum(ns for _, ns, _ in sums) / sum(number for _, _, number in sums)
+    return speeds
 
 
 def _serving(connection: Connection, since: datetime) -> list[tuple[Serves, tuple[str, ...]]]:

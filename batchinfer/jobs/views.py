@@ -346,7 +346,7 @@ class QueueLane(View):
     device_seconds: float
     """Estimated device time of what waits and runs, on one device."""
     is_measured: bool
-    """Whether the model has run lately; else ``device_seconds`` is a guess."""
+    """Whether the model has run lately; else ``device_seconds`` is a guess, from what other models took."""
     workers: int
     """Living workers that may serve it."""
     workers_wanted: int

@@ -45,6 +45,16 @@ def test_device_seconds_come_from_the_newest_parts_of_the_model(story, engine):
     assert lane.workers_wanted == 10  # no more than one a shard
 
 
+def test_a_model_that_never_ran_is_guessed_from_the_others(story, engine):
+    """20 computed tokens took 4 seconds: the other model's 200 tokens are taken to need 40."""
+    story.planned(rows=5, shard_rows=5, model="a")
+    story.commit(story.lease(), 2, usage=Usage(25, 10, 5), device_ns=4 * 10**9)
+    story.planned(rows=10, shard_rows=5, model="b")
+    new = lanes(engine, story)["b", "default", None]
+    assert (new.waiting_tokens, new.is_measured) == (200, False)
+    assert new.device_seconds == pytest.approx(40)
+
+
 def test_no_work_wants_no_worker_and_is_still_told(story, engine):
     """An autoscaler must see 0 for the model that is loaded, not nothing."""
     assert queue_lanes(engine, story.clock.now) == []

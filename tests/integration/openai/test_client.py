@@ -122,6 +122,9 @@ def test_the_command_line_is_the_same_on_a_server(server, prompts, tmp_path, mon
     job_id = submitted.json["id"]
     assert submitted.json["rows"]["succeeded"] == 12
     assert batchinfer("ls", "--json").json["data"][0]["id"] == job_id
+    filters = ["--model", "org/fake", "--tenant", "default"]
+    assert batchinfer("ls", *filters, "--json").json["data"][0]["id"] == job_id
+    assert batchinfer("ls", *filters, "--tag", "a=b", "--name", "n", "--json").json["data"] == []
     assert batchinfer("status", job_id, "--json").json["state"] == "completed"
     assert batchinfer("watch", job_id, exit_code=3).stdout
     assert batchinfer("errors", job_id, "--json").json["failed_rows"] == 1

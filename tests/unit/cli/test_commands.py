@@ -89,6 +89,22 @@ def test_ls_is_a_line_a_job_newest_first(ledger, submit):
     assert first in batchinfer("ls", "--after", second).stdout
 
 
+def test_ls_lists_what_all_filters_let_through(ledger, submit):
+    red, blue = submit("--name", "red", "--tag", "team=a b"), submit("--name", "blue", "--tag", "team=c")
+    model = ledger.get_job(red).model
+
+    def listed(*filters):
+        return [job["id"] for job in batchinfer("ls", *filters, "--json").json["data"]]
+
+    assert listed("--model", model, "--tenant", "default") == [blue, red]
+    assert listed("--name", "red") == listed("--tag", "team=a b") == [red]
+    assert listed("--name", "red", "--tag", "team=c") == listed("--model", "other") == listed("--tenant", "x") == []
+    assert batchinfer("ls", "--name", "red", "--tag", "team=c").stderr == "no job has name red, tag team=c\n"
+    more = batchinfer("ls", "--tenant", "default", "--limit", 1).stderr.removeprefix("more: batchinfer ").split()
+    assert batchinfer(*more).stdout.splitlines()[1].startswith(red)
+    assert "KEY=VALUE" in batchinfer("ls", "--tag", "team", exit_code=2).stderr
+
+
 def test_an_empty_list_says_what_to_do(ledger):
     assert "batchinfer run" in batchinfer("ls").stderr
     assert batchinfer("ls").stdout == ""
