@@ -38,7 +38,7 @@ WAITING = frozenset(set(JobState) - TERMINAL - HELD)
 @click.option("--after", metavar="JOB", help="Begin behind this job, the last one of the page before.")
 @server_options
 @json_option
-def ls_command(
+def ls_command(  # noqa: PLR0917 -- click passes them by name
     state: str | None,
     model: str | None,
     name: str | None,
