@@ -10,6 +10,7 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+_CONTROL = re.compile("[\x7f-\x9f]")
 GUIDES = ("json_schema", "guided_regex", "guided_choice", "guided_grammar")
 """Sampling parameters of which a row has at most one."""
 MAX_GUIDE_LENGTH = 256 * 1024
@@ -54,7 +55,7 @@ class Guide(NamedTuple):
         if self.kind == "guided_regex":
             return LLMatcher.grammar_from_regex(self.text)
         if self.kind == "guided_choice":
-            texts = (json.dumps(text, ensure_ascii=False) for text in json.loads(self.text))
+            texts = map(_lark_string, json.loads(self.text))
             return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
         return LLMatcher.grammar_from_lark(_lark(self.text))
 
@@ -145,6 +146,11 @@ def _written(schema: object) -> str:
     if len(text) > MAX_GUIDE_LENGTH:
         raise ValueError(f"the schema has {len(text)} characters; at most {MAX_GUIDE_LENGTH} are read")
     return text
+
+
+def _lark_string(text: str) -> str:
+    """A text as a grammar spells it: JSON, with the control characters escaped that JSON leaves as they are."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _unwrapped(value: object) -> object:

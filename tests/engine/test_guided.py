@@ -8,7 +8,7 @@ import re
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchinfer.engine.config import EngineConfig
@@ -256,6 +256,7 @@ ALPHABET = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["Cs
 
 
 @settings(max_examples=60, deadline=None)
+@example(["\x7f", "a\x85b", "\x00", "\u2028"])
 @given(choices=st.lists(ALPHABET, min_size=1, max_size=5))
 def test_any_texts_may_be_choices(choices):
     assert Guide("guided_choice", json.dumps(choices, ensure_ascii=False)).fault() is None
