@@ -1,9 +1,11 @@
-"""Predict, measure nothing: the tables of docs/performance.md on GPUs, from data sheets and models' sizes.
+"""The tables of docs/performance.md on GPUs, from data sheets and models' sizes.
 
 python -m benchmarks.roofline
 """
 
 from __future__ import annotations
+
+import argparse
 
 from batchinfer.engine.devices import DEVICES
 from batchinfer.engine.model_shape import ModelShape
@@ -51,5 +53,29 @@ def restores() -> list[str]:
     return lines
 
 
+def here(model: str) -> list[str]:
+    """Both bounds of a model on this machine: 256 rows, of 256 + 256 tokens, 64 at once."""
+    from batchinfer.engine.ceilings import machine_ceilings
+    from batchinfer.models.config_fields import config_fields
+    from batchinfer.models.tokenizer import default_cache_dir
+
+    device, shape = machine_ceilings(default_cache_dir()).as_device(), ModelShape.from_config(config_fields(model))
+    products = f"bfloat16 {device.bf16 / 1e9:,.0f} GFLOP/s, INT8 {device.peak('int8') / 1e9:,.0f} GOP/s"
+    lines = [f"{device.source}: {products}, {device.bandwidth / 1e9:,.1f} GB/s read"]
+    for name, precision in (("bfloat16", Precision()), ("INT8", INT8)):
+        found = predict(device, shape, precision, Workload(256, 256, 256, max_num_seqs=64, max_num_batched_tokens=512))
+        sequential, overlap = found.output_tokens_per_second
+        lines.append(f"{name}: {sequential:,.0f} to {overlap:,.0f} output tokens/s, sequential to overlap")
+    return lines
+
+
+def main() -> None:
+    """Print what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--here", metavar="MODEL", help="a GGUF file or a folder with a config.json")
+    wanted = parser.parse_args().here
+    print("\n".join(here(wanted) if wanted else [*speeds(), "", *restores()]))
+
+
 if __name__ == "__main__":
-    print("\n".join([*speeds(), "", *restores()]))
+    main()

@@ -1,0 +1,106 @@
+"""What this machine's CPU reaches at most: matrix products and memory, measured once and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from batchinfer.engine.devices import Device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECONDS = 0.5
+"""For each of the three measurements; the best of its runs counts, since others may use the machine."""
+SIZE = 1024
+"""Rows, columns and depth of the products."""
+STREAMED = 1 << 26
+"""Float32 values that are read: 256 MB, more than caches hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Operations a second in bfloat16 and INT8, and bytes read a second."""
+
+    bf16: float
+    int8: float
+    bandwidth: float
+
+    def as_device(self) -> Device:
+        """As a device of the roofline."""
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return Device(
+            "cpu", self.bandwidth, memory, self.bf16, None, self.int8, None, None, self.bandwidth,
+            f"measured on {_cpu_model()} with {torch.get_num_threads()} threads",
+        )  # fmt: skip
+
+
+def machine_ceilings(cache_dir: Path, *, seconds: float = SECONDS) -> Ceilings:
+    """The ceilings of this CPU with as many threads as torch has now; from ``cache_dir`` if they were measured before."""
+    key = f"{_cpu_model()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    path = cache_dir / "ceilings.json"
+    known = _read(path)
+    try:
+        return Ceilings(**known[key])
+    except (KeyError, TypeError):  # not yet measured, or written by another version
+        found = measure(seconds)
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f"{path.name}.{os.getpid()}")
+    staged.write_text(json.dumps({**known, key: asdict(found)}, indent=1), encoding="utf-8")
+    staged.replace(path)
+    return found
+
+
+def measure(seconds: float) -> Ceilings:
+    """Measure; takes three times ``seconds``, or one run of each where that is longer."""
+    left, right = torch.ones(SIZE, SIZE, dtype=torch.bfloat16), torch.ones(SIZE, SIZE, dtype=torch.bfloat16)
+    narrow = torch.ones(SIZE, SIZE, dtype=torch.int8)
+    weights = narrow.t()
+    stream = torch.ones(STREAMED)
+    # which of the two is nearer to the memory's speed depends on the build
+    readers: tuple[Callable[[], object], ...] = (stream.sum, lambda: torch.dot(stream, stream))
+    operations = 2 * SIZE**3
+    return Ceilings(
+        bf16=operations / _best(lambda: functional.linear(left, right), seconds),
+        int8=operations / _best(lambda: torch._int_mm(narrow, weights), seconds),  # noqa: SLF001 -- torch has no other
+        bandwidth=4 * STREAMED / min(_best(read, seconds / 2) for read in readers),
+    )
+
+
+def _best(run: Callable[[], object], seconds: float) -> float:
+    """Seconds of the fastest run, the first one left out."""
+    run()
+    end = time.perf_counter() + seconds
+    best = float("inf")
+    while True:
+        started = time.perf_counter()
+        run()
+        ended = time.perf_counter()
+        best = min(best, ended - started)
+        if ended >= end:
+            return best
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _cpu_model() -> str:
+    """The processor's name as the kernel gives it."""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text(encoding="utf-8").splitlines() if info.exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
