@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchinfer.cli.connect import open_service
+from batchinfer.cli.connect import open_door, server_options
 from batchinfer.cli.console import MISSING, print_fields, print_json, print_table, usd
 from batchinfer.cli.options import json_option
 from batchinfer.cli.price import amount
@@ -34,12 +34,13 @@ def budget_command() -> None:
 @click.argument("limit", metavar="USD")
 @_TENANT
 @_MONTH
+@server_options
 @json_option
 def set_command(limit: str, tenant: str, month: str | None, as_json: bool) -> None:
     """Set or raise a budget, and show how it stands."""
     nanos = amount("USD", limit)
-    with open_service() as service:
-        view = service.money.set_budget(tenant, nanos_to_usd(nanos), month)
+    with open_door() as door:
+        view = door.budgets.set(tenant, nanos_to_usd(nanos), month)
     if as_json:
         print_json(view)
         return
@@ -59,11 +60,12 @@ def set_command(limit: str, tenant: str, month: str | None, as_json: bool) -> No
 
 @budget_command.command("ls")
 @click.option("--tenant", metavar="TENANT", help="Only this tenant's.")
+@server_options
 @json_option
 def ls_command(tenant: str | None, as_json: bool) -> None:
     """List budgets and how they stand this month."""
-    with open_service() as service:
-        found = service.money.budgets(tenant)
+    with open_door() as door:
+        found = door.budgets.list(tenant)
     if as_json:
         print_json(found)
         return
@@ -91,11 +93,12 @@ def _row(view: BudgetView) -> tuple[str, ...]:
 @budget_command.command("rm")
 @_TENANT
 @_MONTH
+@server_options
 @json_option
 def rm_command(tenant: str, month: str | None, as_json: bool) -> None:
     """Take a budget away. Jobs that it held wait for `batchinfer resume`."""
-    with open_service() as service:
-        service.money.remove_budget(tenant, month)
+    with open_door() as door:
+        door.budgets.remove(tenant, month)
     if as_json:
         print_json({"tenant": tenant, "month": month, "removed": True})
     else:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from batchinfer.cli.connect import open_service
+from batchinfer.cli.connect import open_jobs, server_options
 from batchinfer.cli.console import print_json
 from batchinfer.cli.options import given_fields, json_option, spec_error, spec_options
 
@@ -24,6 +24,7 @@ from batchinfer.cli.options import given_fields, json_option, spec_error, spec_o
     "--clear", "cleared", multiple=True, type=click.Choice(["name", "tags", "deadline", "budget"]),
     help="Take it away; may be repeated.",
 )  # fmt: skip
+@server_options
 @json_option
 def change_command(job_id: str, cleared: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """Change a job's name, tags, priority, deadline or budget.
@@ -40,7 +41,7 @@ def change_command(job_id: str, cleared: tuple[str, ...], as_json: bool, **flags
         changes = JobChanges(**given)
     except ValidationError as error:
         raise spec_error(error) from None
-    with open_service() as service:
+    with open_jobs() as service:
         view = service.change(job_id, changes)
     if as_json:
         print_json(view)
@@ -53,13 +54,14 @@ def change_command(job_id: str, cleared: tuple[str, ...], as_json: bool, **flags
 @spec_options
 @click.option("--limit", type=click.IntRange(1), help="Only the first rows of the input.")
 @click.option("--idempotency-key", metavar="TEXT", help="The same key again gives the same job, not a second one.")
+@server_options
 @json_option
 def clone_command(job_id: str, idempotency_key: str | None, as_json: bool, **flags: Any) -> None:
     """Submit a job like another one, and print its id.
 
     What is given is changed, INPUTS too; output and deadline are not taken over.
     """
-    with open_service() as service:
+    with open_jobs() as service:
         view, _ = service.clone(job_id, given_fields(flags), base=Path.cwd(), idempotency_key=idempotency_key)
     if as_json:
         print_json(view)

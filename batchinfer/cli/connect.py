@@ -14,6 +14,8 @@ from batchinfer.cli.redact import JsonFormatter, RedactingFormatter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from batchinfer.cli.local import LocalDoor
+    from batchinfer.client.client import Client
     from batchinfer.jobs.door import JobDoor
     from batchinfer.jobs.service import JobService
     from batchinfer.settings import Settings
@@ -42,7 +44,7 @@ def open_service(settings: Settings | None = None, *, shares_disk: bool | None =
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--server`` and ``--api-key``; :func:`open_jobs` reads them."""
+    """Give a command ``--server`` and ``--api-key``; :func:`open_jobs` and :func:`open_door` read them."""
     server = click.option(
         "--server", envvar="BATCHINFER_SERVER", metavar="URL", expose_value=False, callback=_remember,
         help="A server elsewhere, instead of a database of one's own (BATCHINFER_SERVER).",
@@ -68,13 +70,39 @@ def log_format_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def open_jobs() -> Iterator[JobDoor]:
     """Jobs on the server that was named, else in the configured database. Raises UserError."""
-    meta = click.get_current_context().meta
-    if not meta.get("batchinfer.server"):
+    if is_remote():
+        with open_client() as client:
+            yield client
+    else:
         with open_service() as service:
             yield service
+
+
+@contextmanager
+def open_door() -> Iterator[LocalDoor | Client]:
+    """Everything beside jobs, on the server that was named, else in the configured database. Raises UserError."""
+    if is_remote():
+        with open_client() as client:
+            yield client
         return
+    from batchinfer.cli.local import LocalDoor
+
+    settings = load_settings()
+    with open_service(settings) as service:
+        yield LocalDoor(service, settings)
+
+
+def is_remote() -> bool:
+    """Whether the command goes to a server."""
+    return bool(click.get_current_context().meta.get("batchinfer.server"))
+
+
+@contextmanager
+def open_client() -> Iterator[Client]:
+    """The server that was named."""
     from batchinfer.client.client import Client
 
+    meta = click.get_current_context().meta
     with Client(meta["batchinfer.server"], meta.get("batchinfer.api_key")) as client:
         yield client
 

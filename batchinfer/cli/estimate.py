@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchinfer.cli.connect import load_settings, open_service, set_up_logs
+from batchinfer.cli.connect import is_remote, load_settings, open_client, open_service, server_options, set_up_logs
 from batchinfer.cli.console import count, duration, print_fields, print_json, print_table, usd
 from batchinfer.cli.device_speeds import roofline_speeds, split_devices
 from batchinfer.cli.options import build_spec, json_option, spec_options
@@ -41,6 +41,7 @@ _DEVICE = click.option("--device", metavar="DEVICE", help="Only past jobs of thi
 @click.option("--sample", type=click.IntRange(1, 1_000_000), default=512, show_default=True, help="Rows to tokenise.")
 @click.option("--probe", type=click.IntRange(1, 10_000), metavar="ROWS",
               help="Run so many sampled rows first, as a job of its own that costs what it costs.")  # fmt: skip
+@server_options
 @json_option
 def estimate_command(
     workers: int, device: str | None, sample: int, probe: int | None, as_json: bool, **flags: Any
@@ -50,18 +51,28 @@ def estimate_command(
     A sample of the rows is tokenised. Answers' length, time and cost are learnt from past jobs of the same options and
     model; without any, --probe runs a few rows, or the bounds are all there is to say.
     """
-    settings = load_settings()
     spec = build_spec(flags)
+    if is_remote():
+        if probe is not None:
+            raise InvalidSpecError("--probe runs rows on this machine; submit a job with --limit to the server instead")
+        with open_client() as client:
+            view = client.estimate(spec, workers=workers, device=device, sample=sample, base=Path.cwd())
+    else:
+        view = _estimate_here(spec, workers, device, sample=sample, probe=probe)
+    if as_json:
+        print_json(view)
+    else:
+        _print_estimate(view)
+
+
+def _estimate_here(spec: JobSpec, workers: int, device: str | None, *, sample: int, probe: int | None) -> EstimateView:
+    settings = load_settings()
     question = _question(settings, workers, device, sample_rows=sample)
     with open_service(settings, shares_disk=True) as service:
         resolved, foresight = service.foresee(spec, base=Path.cwd())
         if probe is not None:
             _probe(settings, service, resolved, probe)
-        view = foresight.estimate(resolved, question)
-    if as_json:
-        print_json(view)
-    else:
-        _print_estimate(view)
+        return foresight.estimate(resolved, question)
 
 
 @click.command("explain")
@@ -79,6 +90,7 @@ def estimate_command(
 @click.option("--usd-per-hour", metavar="USD", help="Price of one such GPU, in place of the price book's.")
 @click.option("--rows", "max_rows", type=click.IntRange(1), metavar="ROWS", help="Look at the first ROWS only.")
 @click.option("--kv-blocks", type=click.IntRange(1), default=4096, show_default=True, help="KV cache that is modelled.")
+@server_options
 @json_option
 def explain_command(
     *, workers: int, devices: tuple[str, ...], usd_per_hour: str | None, max_rows: int | None, kv_blocks: int,
@@ -89,20 +101,46 @@ def explain_command(
     Every row is tokenised: prefixes that rows share, what the KV cache will have of them, copies, lengths, shards, time
     and cost for several workers, and advice with what each piece would save. For a GPU named by --device, time is what
     its data sheet allows, less what engines usually leave: a prediction, marked as such, for jobs not yet run on one.
+    A server looks at the first rows only (2,000 unless --rows says otherwise) and predicts from past jobs alone.
     """
-    settings = load_settings()
     spec = build_spec(flags)
+    if is_remote():
+        device, targets = split_devices(devices)
+        if targets or usd_per_hour is not None:
+            raise InvalidSpecError(
+                "a GPU's data sheet and --usd-per-hour are looked at on this machine: leave out --server, or name a "
+                "device that past jobs ran on",
+                param="device",
+            )
+        with open_client() as client:
+            view = client.explain(
+                spec, workers=workers, device=device, rows=max_rows, kv_blocks=kv_blocks, base=Path.cwd()
+            )
+    else:
+        view = _explain_here(spec, workers, devices, usd_per_hour, max_rows=max_rows, kv_blocks=kv_blocks)
+    if as_json:
+        print_json(view)
+    else:
+        _print_explanation(view)
+
+
+def _explain_here(
+    spec: JobSpec,
+    workers: int,
+    devices: tuple[str, ...],
+    usd_per_hour: str | None,
+    *,
+    max_rows: int | None,
+    kv_blocks: int,
+) -> ExplainView:
+    settings = load_settings()
     device, targets = split_devices(devices)
     price = None if usd_per_hour is None else amount("--usd-per-hour", usd_per_hour)
     question = _question(settings, workers, device, max_rows=max_rows, kv_blocks=kv_blocks)
     with open_service(settings, shares_disk=True) as service, _progress() as on_progress:
         resolved, foresight = service.foresee(spec, base=Path.cwd())
         speeds = roofline_speeds(targets, resolved, settings, service.ledger, price)
-        view = foresight.explain(resolved, question, speeds=speeds, on_progress=on_progress)
-    if as_json:
-        print_json(view)
-    else:
-        _print_explanation(view)
+        return foresight.explain(resolved, question, speeds=speeds, on_progress=on_progress)
 
 
 def _question(settings: Settings, workers: int, device: str | None, **more: Any) -> Question:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchinfer.cli.connect import open_service
+from batchinfer.cli.connect import open_jobs, server_options
 from batchinfer.cli.console import MISSING, print_json, print_table
 from batchinfer.cli.options import json_option
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 @click.command("forecast")
 @click.argument("job_id", metavar="JOB")
+@server_options
 @json_option
 def forecast_command(job_id: str, as_json: bool) -> None:
     """Show what was expected of a job, beside how it came out.
 
     The forecast is made when the job is planned, from the size of its prompts and from past jobs of the same options.
     """
-    with open_service() as service:
+    with open_jobs() as service:
         report = service.forecast(job_id)
     if as_json:
         print_json(report)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchinfer.cli.connect import open_service
+from batchinfer.cli.connect import open_door, server_options
 from batchinfer.cli.console import MISSING, one_line, print_json, print_table
 from batchinfer.cli.options import json_option
 from batchinfer.errors import InvalidSpecError
@@ -18,7 +17,7 @@ from batchinfer.jobs.caller import DEFAULT_TENANT, Role
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from batchinfer.jobs.keys import KeyRecord
+    from batchinfer.jobs.views import KeyView, NewKeyView
 
 _SPAN = re.compile(r"(\d{1,5})([mhd])")
 
@@ -41,7 +40,11 @@ def keys_command() -> None:
 
 
 @keys_command.command("create")
-@click.option("--tenant", default=DEFAULT_TENANT, show_default=True, metavar="NAME", help="Whom the key acts for.")
+@click.option(
+    "--tenant",
+    metavar="NAME",
+    help=f"Whom the key acts for (default: {DEFAULT_TENANT}; on a server, the caller's own).",
+)
 @click.option("--platform", is_flag=True, help="A key that sees every tenant, for whoever runs the installation.")
 @click.option(
     "--role", type=click.Choice([role.value for role in Role]), default=Role.SUBMITTER.value, show_default=True,
@@ -54,9 +57,10 @@ def keys_command() -> None:
 )  # fmt: skip
 @click.option("--expires", metavar="TIME", help="Ends after this time: 90m, 24h, 365d (default: never).")
 @click.option("--rate", type=click.IntRange(1, 1_000_000), help="Most requests a minute (default: the server's).")
+@server_options
 @json_option
 def create_command(  # noqa: PLR0917 -- click passes them by name
-    tenant: str,
+    tenant: str | None,
     platform: bool,
     role: str,
     name: str | None,
@@ -66,43 +70,43 @@ def create_command(  # noqa: PLR0917 -- click passes them by name
     as_json: bool,
 ) -> None:
     """Make a key and print it: it is shown this once and kept nowhere."""
-    lifetime = None if expires is None else parse_span("--expires", expires)
-    with open_service() as service:
-        record, token = service.keys.create(
-            service.caller, tenant=None if platform else tenant, role=Role(role), name=name, scopes=scopes,
-            lifetime=lifetime, rate_per_minute=rate,
+    seconds = None if expires is None else int(parse_span("--expires", expires).total_seconds())
+    with open_door() as door:
+        view = door.keys.create(
+            tenant=tenant, platform=platform, role=role, name=name, scopes=scopes, expires_in_seconds=seconds,
+            rate_per_minute=rate,
         )  # fmt: skip
-    _print_new(record, token, as_json)
+    _print_new(view, as_json)
 
 
-def _print_new(record: KeyRecord, token: str, as_json: bool) -> None:
+def _print_new(view: NewKeyView, as_json: bool) -> None:
     if as_json:
-        print_json(asdict(record) | {"key": token})
+        print_json(view)
         return
-    click.echo(token)
-    whom = "the whole platform" if record.tenant is None else f"tenant {record.tenant}"
-    click.echo(f"a {record.role} of {whom}; keep it now, it is not shown again", err=True)
+    click.echo(view.key)
+    whom = "the whole platform" if view.tenant is None else f"tenant {view.tenant}"
+    click.echo(f"a {view.role} of {whom}; keep it now, it is not shown again", err=True)
 
 
 @keys_command.command("ls")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most keys to list.")
 @click.option("--after", metavar="KEY", help="Begin behind this key, the last one of the page before.")
+@server_options
 @json_option
 def ls_command(limit: int, after: str | None, as_json: bool) -> None:
     """List keys, ended ones too; secrets are not there to be shown."""
-    with open_service() as service:
-        found = service.keys.list(service.caller, limit=limit + 1, after=after)
-    page = found[:limit]
+    with open_door() as door:
+        page = door.keys.list(limit=limit, after=after)
     if as_json:
-        print_json({"object": "list", "data": [asdict(record) for record in page], "has_more": len(found) > limit})
+        print_json(page)
         return
     titles = ("KEY", "TENANT", "ROLE", "SCOPES", "NAME", "CREATED", "EXPIRES", "LAST USED", "STATE")
-    print_table(titles, [_list_row(record) for record in page])
-    if len(found) > limit:
-        click.echo(f"more: batchinfer keys ls --limit {limit} --after {page[-1].id}", err=True)
+    print_table(titles, [_list_row(record) for record in page.data])
+    if page.has_more:
+        click.echo(f"more: batchinfer keys ls --limit {limit} --after {page.last_id}", err=True)
 
 
-def _list_row(record: KeyRecord) -> tuple[str, ...]:
+def _list_row(record: KeyView) -> tuple[str, ...]:
     return (
         record.id,
         record.tenant or "(platform)",
@@ -125,23 +129,26 @@ def _time(moment: datetime | None) -> str:
 @click.option(
     "--overlap", default="24h", show_default=True, metavar="TIME", help="How long the old key lives on: 0m, 90m, 7d."
 )
+@server_options
 @json_option
 def rotate_command(key_id: str, overlap: str, as_json: bool) -> None:
     """Make a key that may what this one may, and let the old one end a little later."""
-    with open_service() as service:
-        record, token = service.keys.rotate(service.caller, key_of(key_id), overlap=parse_span("--overlap", overlap))
-    _print_new(record, token, as_json)
+    with open_door() as door:
+        seconds = int(parse_span("--overlap", overlap).total_seconds())
+        view = door.keys.rotate(key_of(key_id), overlap_seconds=seconds)
+    _print_new(view, as_json)
 
 
 @keys_command.command("revoke")
 @click.argument("key_id", metavar="KEY")
+@server_options
 @json_option
 def revoke_command(key_id: str, as_json: bool) -> None:
     """End a key; servers refuse it within two seconds."""
-    with open_service() as service:
-        record = service.keys.revoke(service.caller, key_of(key_id))
+    with open_door() as door:
+        record = door.keys.revoke(key_of(key_id))
     if as_json:
-        print_json(asdict(record))
+        print_json(record)
     else:
         click.echo(f"{record.id} is revoked")
 

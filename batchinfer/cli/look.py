@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchinfer.cli.connect import open_service
+from batchinfer.cli.connect import open_door, open_jobs, server_options
 from batchinfer.cli.console import MISSING, one_line, print_json, print_table, usd
 from batchinfer.cli.options import json_option
 from batchinfer.cli.results import print_rows
@@ -26,11 +26,12 @@ POLL_SECONDS = 1.0
 @click.option("--status", type=click.Choice([status.value for status in RowStatus]), help="Only rows with this status.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most rows to show.")
 @click.option("--after", type=click.IntRange(-1), default=-1, help="Begin behind this row index.")
+@server_options
 @json_option
 def rows_command(job_id: str, status: str | None, limit: int, after: int, as_json: bool) -> None:
     """Show result rows in input order, also while the job runs."""
     wanted = None if status is None else RowStatus(status)
-    with open_service() as service:
+    with open_jobs() as service:
         page = service.rows(job_id, after=after, status=wanted, limit=limit)
     if as_json:
         print_json(page)
@@ -46,15 +47,16 @@ def rows_command(job_id: str, status: str | None, limit: int, after: int, as_jso
 @click.option("--after", type=click.IntRange(0), default=0, help="Begin behind this event.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most events at once.")
 @click.option("--follow", is_flag=True, help="Go on until the job ends or is held.")
+@server_options
 @json_option
 def events_command(job_id: str, after: int, limit: int, follow: bool, as_json: bool) -> None:
     """Show what happened to a job, oldest first.
 
     With --json --follow: one JSON document a line.
     """
-    with open_service() as service:
+    with open_jobs() as service:
         while follow:
-            job = service.job(job_id)
+            state = JobState(service.get(job_id).state)
             page = service.events(job_id, after=after, limit=limit)
             for event in page.data:
                 after = event.id
@@ -62,7 +64,7 @@ def events_command(job_id: str, after: int, limit: int, follow: bool, as_json: b
                     print_json(event, is_line=True)
                 else:
                     click.echo("\t".join(_row(event)))
-            is_still = job.state.is_terminal or job.state in HELD or job.state is JobState.FAILED
+            is_still = state.is_terminal or state in HELD or state is JobState.FAILED
             if is_still and not page.has_more:
                 return
             time.sleep(0 if page.has_more else POLL_SECONDS)
@@ -88,14 +90,15 @@ def _row(event: EventView) -> tuple[str, ...]:
     show_default=True,
     help="With --backlog: time within which the work should be done.",
 )
+@server_options
 @json_option
 def workers_command(backlog: bool, target_seconds: float, as_json: bool) -> None:
     """List workers: where they run, with which model, and whether they give signs of life."""
     if backlog:
         _print_backlog(target_seconds, as_json)
         return
-    with open_service() as service:
-        found = service.workers()
+    with open_door() as door:
+        found = door.workers.list()
     if as_json:
         print_json(found)
         return
@@ -119,8 +122,8 @@ def workers_command(backlog: bool, target_seconds: float, as_json: bool) -> None
 
 
 def _print_backlog(target_seconds: float, as_json: bool) -> None:
-    with open_service() as service:
-        queue = service.queue(target_seconds=target_seconds)
+    with open_door() as door:
+        queue = door.workers.queue(target_seconds=target_seconds)
     if as_json:
         print_json(queue)
         return

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING
 
 import click
 
-from batchinfer.cli.connect import open_service
+from batchinfer.cli.connect import open_door, server_options
 from batchinfer.cli.console import print_fields, print_json, print_table
 from batchinfer.cli.options import json_option
 from batchinfer.errors import InvalidSpecError, NotFoundError
-from batchinfer.money import Price, nanos_to_usd, usd_to_nanos
+from batchinfer.money import nanos_to_usd, usd_to_nanos
+
+if TYPE_CHECKING:
+    from batchinfer.jobs.money_views import ModelPriceView
 
 
 @click.group("price")
@@ -55,25 +59,32 @@ _VALID_FROM = click.option("--valid-from", metavar="TIME", help="ISO 8601, in UT
 )
 @click.option("--output", "output_usd", required=True, metavar="USD", help="Per million generated tokens.")
 @_VALID_FROM
+@server_options
 @json_option
 def set_command(  # noqa: PLR0917 -- click passes them by name
     model: str, input_usd: str, cached_usd: str | None, output_usd: str, valid_from: str | None, as_json: bool
 ) -> None:
     """Set a model's list price from now on. MODEL is written as `batchinfer status` shows it."""
-    price = Price(
-        amount("--input", input_usd),
-        amount("--cached-input", cached_usd or input_usd),
-        amount("--output", output_usd),
+    given, cached, output = (
+        nanos_to_usd(amount(flag, text))
+        for flag, text in (
+            ("--input", input_usd),
+            ("--cached-input", cached_usd or input_usd),
+            ("--output", output_usd),
+        )
     )
-    with open_service() as service:
-        service.money.set_price(model, price, valid_from=_moment(valid_from))
-    _print(model, price, as_json)
+    with open_door() as door:
+        view = door.prices.set(
+            model, input_usd=given, cached_input_usd=cached, output_usd=output, valid_from=_moment(valid_from)
+        )
+    _print(view, as_json)
 
 
 @price_command.command("set-device")
 @click.argument("device", metavar="DEVICE")
 @click.option("--per-hour", required=True, metavar="USD", help="What an hour of it costs.")
 @_VALID_FROM
+@server_options
 @json_option
 def set_device_command(device: str, per_hour: str, valid_from: str | None, as_json: bool) -> None:
     """Set what an hour of a kind of device costs from now on.
@@ -82,8 +93,8 @@ def set_device_command(device: str, per_hour: str, valid_from: str | None, as_js
     shards that are leased after it was set, in place of the worker's own BATCHINFER_USD_PER_HOUR.
     """
     nanos = amount("--per-hour", per_hour)
-    with open_service() as service:
-        view = service.money.set_device_price(device, nanos_to_usd(nanos), valid_from=_moment(valid_from))
+    with open_door() as door:
+        view = door.prices.set_device(device, nanos_to_usd(nanos), valid_from=_moment(valid_from))
     if as_json:
         print_json(view)
     else:
@@ -92,26 +103,30 @@ def set_device_command(device: str, per_hour: str, valid_from: str | None, as_js
 
 @price_command.command("show")
 @click.argument("model", metavar="MODEL")
+@server_options
 @json_option
 def show_command(model: str, as_json: bool) -> None:
     """Show a model's list price now."""
-    with open_service() as service:
-        price = service.ledger.price_at(model)
+    with open_door() as door:
+        book = door.prices.list(model=model)
+    now = datetime.now(UTC)
+    price = next((price for price in book.models if price.valid_from <= now), None)
     if price is None:
         raise NotFoundError(
             f"no list price for {model}; set one with: batchinfer price set {model} --input USD --output USD"
         )
-    _print(model, price, as_json)
+    _print(price, as_json)
 
 
 @price_command.command("ls")
 @click.option("--model", metavar="MODEL", help="Only this model's.")
 @click.option("--device", metavar="DEVICE", help="Only this device's.")
+@server_options
 @json_option
 def ls_command(model: str | None, device: str | None, as_json: bool) -> None:
     """List every price that was set, the latest of each model and device first."""
-    with open_service() as service:
-        book = service.money.prices(model=model, device=device)
+    with open_door() as door:
+        book = door.prices.list(model=model, device=device)
     if as_json:
         print_json(book)
         return
@@ -136,16 +151,14 @@ def _when(moment: datetime) -> str:
     return moment.isoformat(timespec="seconds")
 
 
-def _print(model: str, price: Price, as_json: bool) -> None:
-    amounts = {
-        "input": nanos_to_usd(price.input_nanos),
-        "cached_input": nanos_to_usd(price.cached_input_nanos),
-        "output": nanos_to_usd(price.output_nanos),
-    }
+def _print(price: ModelPriceView, as_json: bool) -> None:
+    amounts = {"input": price.input_usd, "cached_input": price.cached_input_usd, "output": price.output_usd}
     if as_json:
-        print_json({"model": model, "usd_per_million_tokens": {name: f"{usd:f}" for name, usd in amounts.items()}})
+        print_json(
+            {"model": price.model, "usd_per_million_tokens": {name: f"{usd:f}" for name, usd in amounts.items()}}
+        )
         return
     per_million = [
         (name.replace("_", " "), f"${usd.normalize():f} per million tokens") for name, usd in amounts.items()
     ]
-    print_fields([("model", model), *per_million])
+    print_fields([("model", price.model), *per_million])

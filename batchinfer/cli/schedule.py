@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import ValidationError
 
-from batchinfer.cli.connect import open_service
+from batchinfer.cli.connect import open_door, server_options
 from batchinfer.cli.console import MISSING, count, one_line, print_fields, print_json, print_table
 from batchinfer.cli.options import given_fields, job_options, json_option
 from batchinfer.errors import InvalidSpecError
 from batchinfer.jobs.cron import Calendar
 from batchinfer.jobs.schedule_records import RunState
 from batchinfer.jobs.schedule_spec import CatchUp, Overlap, ScheduleSpec
-from batchinfer.jobs.schedules import MAX_PARALLEL, ScheduleService
+from batchinfer.jobs.schedules import MAX_PARALLEL
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from batchinfer.jobs.schedule_views import RunView, ScheduleView
-    from batchinfer.jobs.service import JobService
 
 _POLICIES = ("catch_up", "overlap", "max_active", "jitter", "missing_input")
 _ADD_HELP = """Add a schedule. Its paths may have variables, filled in for each run.
@@ -40,10 +39,6 @@ def _help(field: str) -> str:
     info = ScheduleSpec.model_fields[field]
     default = "" if info.is_required() else f" (default: {info.default})"
     return f"{(info.description or '').rstrip('.')}{default}."
-
-
-def _of(service: JobService) -> ScheduleService:
-    return ScheduleService.of(service)
 
 
 @click.group("schedule")
@@ -68,6 +63,7 @@ def schedule_command() -> None:
 @click.option("--missing-input", metavar="POLICY", help=_help("missing_input"))
 @job_options
 @click.option("--job-name", metavar="TEXT", help="Name of the jobs (default: the schedule's).")
+@server_options
 @json_option
 def add_command(name: str, cron: str, tz: str | None, job_name: str | None, as_json: bool, **flags: Any) -> None:
     """Add a schedule."""
@@ -81,11 +77,11 @@ def add_command(name: str, cron: str, tz: str | None, job_name: str | None, as_j
         raise _spec_error(error) from None
     if "model" not in job:
         raise InvalidSpecError("--model is missing: a GGUF file, a safetensors folder or a hub id", param="model")
-    with open_service() as service:
-        view = _of(service).add(spec, base=Path.cwd())
-        num_workers = service.num_workers()
+    with open_door() as door:
+        view = door.schedules.add(spec, base=Path.cwd())
+        num_workers = door.num_workers()
     _print_schedule(view, as_json)
-    if not num_workers and not as_json:
+    if num_workers == 0 and not as_json:
         click.echo("no worker is running: start `batchinfer worker`, which looks after schedules", err=True)
 
 
@@ -99,11 +95,12 @@ def _spec_error(error: ValidationError) -> InvalidSpecError:
 @schedule_command.command("ls")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most schedules to list.")
 @click.option("--after", metavar="SCHEDULE", help="Begin behind this one, the last one of the page before.")
+@server_options
 @json_option
 def ls_command(limit: int, after: str | None, as_json: bool) -> None:
     """List schedules by name, with their next and last runs."""
-    with open_service() as service:
-        page = _of(service).list(limit=limit, after=after)
+    with open_door() as door:
+        page = door.schedules.list(limit=limit, after=after)
     if as_json:
         print_json(page)
         return
@@ -137,11 +134,12 @@ def _outcome(run: RunView) -> str:
 
 @schedule_command.command("show")
 @click.argument("name", metavar="SCHEDULE")
+@server_options
 @json_option
 def show_command(name: str, as_json: bool) -> None:
     """Show one schedule: when, what, next and last runs."""
-    with open_service() as service:
-        view = _of(service).get(name)
+    with open_door() as door:
+        view = door.schedules.get(name)
     _print_schedule(view, as_json)
 
 
@@ -171,11 +169,12 @@ def _print_schedule(view: ScheduleView, as_json: bool) -> None:
 
 @schedule_command.command("rm")
 @click.argument("name", metavar="SCHEDULE")
+@server_options
 @json_option
 def rm_command(name: str, as_json: bool) -> None:
     """Remove a schedule and the list of its runs; their jobs stay."""
-    with open_service() as service:
-        view = _of(service).remove(name)
+    with open_door() as door:
+        view = door.schedules.remove(name)
     if as_json:
         print_json(view)
     else:
@@ -184,11 +183,12 @@ def rm_command(name: str, as_json: bool) -> None:
 
 @schedule_command.command("pause")
 @click.argument("name", metavar="SCHEDULE")
+@server_options
 @json_option
 def pause_command(name: str, as_json: bool) -> None:
     """Hold a schedule and its backfills; jobs at work go on."""
-    with open_service() as service:
-        view = _of(service).pause(name)
+    with open_door() as door:
+        view = door.schedules.pause(name)
     if as_json:
         print_json(view)
     else:
@@ -197,22 +197,24 @@ def pause_command(name: str, as_json: bool) -> None:
 
 @schedule_command.command("resume")
 @click.argument("name", metavar="SCHEDULE")
+@server_options
 @json_option
 def resume_command(name: str, as_json: bool) -> None:
     """Let a schedule go on; what passed meanwhile is caught up with as --catch-up says."""
-    with open_service() as service:
-        view = _of(service).resume(name)
+    with open_door() as door:
+        view = door.schedules.resume(name)
     _print_schedule(view, as_json)
 
 
 @schedule_command.command("trigger")
 @click.argument("name", metavar="SCHEDULE")
 @click.option("--date", "logical_date", metavar="TIME", help="Logical date of the run (default: now).")
+@server_options
 @json_option
 def trigger_command(name: str, logical_date: str | None, as_json: bool) -> None:
     """Run a schedule's job now, paused or not. A worker starts it within seconds."""
-    with open_service() as service:
-        run = _of(service).trigger(name, logical_date=logical_date)
+    with open_door() as door:
+        run = door.schedules.trigger(name, logical_date=logical_date)
     if as_json:
         print_json(run)
     else:
@@ -228,11 +230,12 @@ def trigger_command(name: str, logical_date: str | None, as_json: bool) -> None:
     "--parallel", type=click.IntRange(1, MAX_PARALLEL), default=1, show_default=True, help="Runs at work at once."
 )
 @click.option("--retry", is_flag=True, help="Run dates again that were skipped, or failed, or did not wholly succeed.")
+@server_options
 @json_option
 def backfill_command(name: str, *, start: str, end: str, parallel: int, retry: bool, as_json: bool) -> None:
     """Run every moment of a range in the past. Dates that have a run are left alone."""
-    with open_service() as service:
-        view = _of(service).backfill(name, start=start, end=end, parallel=parallel, retry=retry)
+    with open_door() as door:
+        view = door.schedules.backfill(name, start=start, end=end, parallel=parallel, retry=retry)
     if as_json:
         print_json(view)
         return
@@ -246,13 +249,13 @@ def backfill_command(name: str, *, start: str, end: str, parallel: int, retry: b
 @click.option("--state", type=click.Choice([state.value for state in RunState]), help="Only runs in this state.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most runs to list.")
 @click.option("--after", metavar="RUN", help="Begin behind this run, the last one of the page before.")
+@server_options
 @json_option
 def runs_command(name: str, state: str | None, limit: int, after: str | None, as_json: bool) -> None:
     """List a schedule's runs, the latest first: their jobs, or why they have none."""
-    with open_service() as service:
-        schedules = _of(service)
-        schedule = schedules.get(name)
-        page = schedules.runs(name, state=None if state is None else RunState(state), limit=limit, after=after)
+    with open_door() as door:
+        schedule = door.schedules.get(name)
+        page = door.schedules.runs(name, state=None if state is None else RunState(state), limit=limit, after=after)
     if as_json:
         print_json(page)
         return

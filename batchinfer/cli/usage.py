@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchinfer.cli.connect import open_service
+from batchinfer.cli.connect import is_remote, open_door, open_service, server_options
 from batchinfer.cli.console import count, print_json, print_table
 from batchinfer.cli.options import json_option
 from batchinfer.errors import InvalidSpecError
 
 if TYPE_CHECKING:
-    from batchinfer.jobs.money_service import MoneyService
     from batchinfer.jobs.money_views import UsageLine, UsageView
-    from batchinfer.jobs.usage import UsageQuery
 
 
 def _day(flag: str, text: str | None) -> date | None:
@@ -37,6 +35,7 @@ def _day(flag: str, text: str | None) -> date | None:
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most lines to show.")
 @click.option("--after", metavar="CURSOR", help="Begin behind a page's last line.")
 @click.option("--export", "path", metavar="FILE.parquet", help="Write all lines to a Parquet file.")
+@server_options
 @json_option
 def usage_command(  # noqa: PLR0917 -- click passes them by name
     groups: tuple[str, ...],
@@ -54,18 +53,16 @@ def usage_command(  # noqa: PLR0917 -- click passes them by name
     Metered is device time of rows, overhead is device time that no row caused, list is what the tokens cost by the
     price book. A job with two tags counts in both.
     """
-    from batchinfer.jobs.usage import UsageQuery, parse_groups
-
-    query = UsageQuery(parse_groups(groups), _day("--from", first), _day("--to", last), model=model, tenant=tenant)
-    with open_service() as service:
-        if path is not None:
-            number = _export(service.money, query, path)
-            if as_json:
-                print_json({"path": path, "num_lines": number})
-            else:
-                click.echo(f"{path}: {count(number)} lines")
-            return
-        view = service.money.usage(query, after=after, limit=limit)
+    days = {"first_day": _day("--from", first), "last_day": _day("--to", last)}
+    if path is not None:
+        number = _export(groups, path, model=model, tenant=tenant, **days)
+        if as_json:
+            print_json({"path": path, "num_lines": number})
+        else:
+            click.echo(f"{path}: {count(number)} lines")
+        return
+    with open_door() as door:
+        view = door.usage.get(groups, model=model, tenant=tenant, after=after, limit=limit, **days)
     if as_json:
         print_json(view)
         return
@@ -74,9 +71,14 @@ def usage_command(  # noqa: PLR0917 -- click passes them by name
         click.echo(f"more: --after {view.next_after}", err=True)
 
 
-def _export(money: MoneyService, query: UsageQuery, path: str) -> int:
+def _export(groups: tuple[str, ...], path: str, **only: Any) -> int:
+    from batchinfer.jobs.usage import UsageQuery, parse_groups
+
+    if is_remote():
+        raise InvalidSpecError("--export reads the database itself; a server gives pages: leave it out, or --server")
     try:
-        return money.export_usage(query, path)
+        with open_service() as service:
+            return service.money.export_usage(UsageQuery(parse_groups(groups), **only), path)
     except OSError as error:
         raise InvalidSpecError(f"--export {path} cannot be written: {error.strerror or error}") from None
 

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchinfer.cli.connect import load_settings, open_service
+from batchinfer.cli.connect import open_door, server_options
 from batchinfer.cli.console import MISSING, one_line, print_json, print_table
 from batchinfer.cli.exit_codes import ExitCode
 from batchinfer.cli.options import json_option
-from batchinfer.jobs.caller import DEFAULT_TENANT, Caller
+from batchinfer.errors import InvalidSpecError
+from batchinfer.jobs.caller import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
     from typing import Any
 
-    from batchinfer.jobs.service import JobService
     from batchinfer.jobs.webhook_views import DeliveryView, WebhookView
 
 
@@ -31,7 +31,7 @@ def webhooks_command() -> None:
 
 def _tenant_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
-        "--tenant", default=DEFAULT_TENANT, show_default=True, metavar="TENANT", help="Whose webhooks these are."
+        "--tenant", metavar="TENANT", help=f"Whose webhook it is (default: {DEFAULT_TENANT}; on a server, the key's)."
     )(command)
 
 
@@ -41,13 +41,19 @@ def _tenant_option(command: Callable[..., Any]) -> Callable[..., Any]:
     "--event", "events", multiple=True, metavar="EVENT", help="Only this one, such as job.failed; may be repeated."
 )
 @_tenant_option
+@server_options
 @json_option
-def add_command(url: str, events: tuple[str, ...], tenant: str, as_json: bool) -> None:
+def add_command(url: str, events: tuple[str, ...], tenant: str | None, as_json: bool) -> None:
     """Add a webhook and print its secret: it is shown this once."""
-    settings = load_settings()
-    with open_service(settings) as service:
-        service.tenants.get(service.caller, tenant)
-        view = service.webhooks.add(Caller.operator(tenant), url, events=events, allowed=settings.allowed_networks)
+    from batchinfer.cli.local import LocalDoor
+
+    with open_door() as door:
+        if tenant is None:
+            view = door.webhooks.add(url, events=events)
+        elif isinstance(door, LocalDoor):
+            view = door.webhooks.add(url, events=events, tenant=tenant)
+        else:
+            raise InvalidSpecError("--tenant is for one's own database; on a server the key says whose webhook it is")
     if as_json:
         print_json(view)
         return
@@ -56,11 +62,12 @@ def add_command(url: str, events: tuple[str, ...], tenant: str, as_json: bool) -
 
 
 @webhooks_command.command("ls")
+@server_options
 @json_option
 def ls_command(as_json: bool) -> None:
     """List webhooks and how they do."""
-    with open_service() as service:
-        found = service.webhooks.list(service.caller)
+    with open_door() as door:
+        found = door.webhooks.list()
     if as_json:
         print_json(found)
         return
@@ -75,11 +82,12 @@ def _row(view: WebhookView) -> tuple[str, ...]:
 
 @webhooks_command.command("rm")
 @click.argument("webhook_id", metavar="WEBHOOK")
+@server_options
 @json_option
 def rm_command(webhook_id: str, as_json: bool) -> None:
     """Remove a webhook and the list of its deliveries."""
-    with open_service() as service:
-        view = service.webhooks.remove(service.caller, webhook_id)
+    with open_door() as door:
+        view = door.webhooks.remove(webhook_id)
     if as_json:
         print_json(view)
     else:
@@ -88,11 +96,12 @@ def rm_command(webhook_id: str, as_json: bool) -> None:
 
 @webhooks_command.command("enable")
 @click.argument("webhook_id", metavar="WEBHOOK")
+@server_options
 @json_option
 def enable_command(webhook_id: str, as_json: bool) -> None:
     """Send again to a webhook that was disabled or is failing."""
-    with open_service() as service:
-        view = service.webhooks.enable(service.caller, webhook_id)
+    with open_door() as door:
+        view = door.webhooks.enable(webhook_id)
     if as_json:
         print_json(view)
     else:
@@ -101,33 +110,26 @@ def enable_command(webhook_id: str, as_json: bool) -> None:
 
 @webhooks_command.command("test")
 @click.argument("webhook_id", metavar="WEBHOOK")
+@server_options
 @json_option
 def test_command(webhook_id: str, as_json: bool) -> int:
     """Send webhook.test now; the exit code is 1 if it is not taken."""
-    settings = load_settings()
-    with open_service(settings) as service:
-        delivery = service.webhooks.post_test(service.caller, webhook_id)
-        return _send(service, settings.allowed_networks, delivery, as_json)
+    with open_door() as door:
+        return _report(door.webhooks.test(webhook_id), as_json)
 
 
 @webhooks_command.command("redeliver")
 @click.argument("webhook_id", metavar="WEBHOOK")
 @click.argument("delivery_id", metavar="DELIVERY")
+@server_options
 @json_option
 def redeliver_command(webhook_id: str, delivery_id: str, as_json: bool) -> int:
     """Send a message again now; the exit code is 1 if it is not taken."""
-    settings = load_settings()
-    with open_service(settings) as service:
-        delivery = service.webhooks.redeliver(service.caller, webhook_id, delivery_id)
-        return _send(service, settings.allowed_networks, delivery, as_json)
+    with open_door() as door:
+        return _report(door.webhooks.redeliver(webhook_id, delivery_id), as_json)
 
 
-def _send(service: JobService, allowed: Any, delivery: DeliveryView, as_json: bool) -> int:
-    from batchinfer.jobs.webhook_queue import WebhookQueue
-    from batchinfer.jobs.webhook_sender import WebhookSender
-
-    WebhookSender(WebhookQueue(service.engine), allowed=allowed).send_now(delivery.id)
-    view = service.webhooks.delivery(service.caller, delivery.webhook, delivery.id)
+def _report(view: DeliveryView, as_json: bool) -> int:
     if as_json:
         print_json(view)
     else:
@@ -140,11 +142,12 @@ def _send(service: JobService, allowed: Any, delivery: DeliveryView, as_json: bo
 @click.option("--state", type=click.Choice(["pending", "delivered", "failed"]), help="Only these.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most deliveries to list.")
 @click.option("--after", metavar="DELIVERY", help="Begin behind this one, the last one of the page before.")
+@server_options
 @json_option
 def deliveries_command(webhook_id: str, state: str | None, limit: int, after: str | None, as_json: bool) -> None:
     """List a webhook's deliveries of the last 30 days, newest first."""
-    with open_service() as service:
-        found = service.webhooks.deliveries(service.caller, webhook_id, state=state, limit=limit, after=after)
+    with open_door() as door:
+        found = door.webhooks.deliveries(webhook_id, state=state, limit=limit, after=after)
     if as_json:
         print_json(found)
         return

@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 import httpx
 
+from batchinfer.client.fleet import Models, Workers
+from batchinfer.client.job_verbs import JobVerbs, Submitted
+from batchinfer.client.keys import Keys, Tenants
+from batchinfer.client.money import Budgets, Prices, Usage
+from batchinfer.client.noun import given
+from batchinfer.client.schedules import Schedules
 from batchinfer.client.transport import RetryPolicy, Transport
 from batchinfer.client.uploads import upload, upload_inputs
+from batchinfer.client.webhooks import Webhooks
 from batchinfer.errors import InvalidSpecError
 from batchinfer.jobs.download import write_download
 from batchinfer.jobs.status import HELD, JobState
-from batchinfer.jobs.views import CostView, ErrorPage, JobList, JobView, PreviewRow, ResultsView, RowPage, View
+from batchinfer.jobs.views import CostView, ErrorPage, JobList, JobView, PreviewRow, ResultsView
 from batchinfer.types import RowStatus
 
 if TYPE_CHECKING:
@@ -32,19 +39,12 @@ MAX_PAGE = 100
 RETRIED = (RowStatus.ERRORED, RowStatus.EXPIRED, RowStatus.CANCELLED)
 _CHUNK_BYTES = 1 << 20
 _VERIFY_TIMEOUT_S = 3600.0
-_V = TypeVar("_V", bound=View)
 
 
-class Submitted(NamedTuple):
-    """What a submit gave."""
+class Client(JobVerbs):
+    """Jobs on a batchinfer server, and what else there is. A context manager; thread-safe.
 
-    job: JobView
-    is_new: bool
-    """False if the idempotency key had made the job before."""
-
-
-class Client:
-    """Jobs on a batchinfer server. A context manager; thread-safe.
+    Verbs of jobs are methods: ``client.submit(...)``. Other nouns are attributes: ``client.schedules.add(...)``.
 
     ``server`` and ``api_key`` default to BATCHINFER_SERVER and BATCHINFER_API_KEY. Every method raises the errors of
     :mod:`batchinfer.errors`: NotFoundError, ConflictError, UnauthorizedError and so on, and ServerError if the server
@@ -66,9 +66,22 @@ class Client:
         key = api_key or os.environ.get("BATCHINFER_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.server = url
-        self._transport = transport or Transport(
-            httpx.Client(base_url=url.removesuffix("/v1"), headers=headers, timeout=timeout_s), retries or RetryPolicy()
+        super().__init__(
+            transport
+            or Transport(
+                httpx.Client(base_url=url.removesuffix("/v1"), headers=headers, timeout=timeout_s),
+                retries or RetryPolicy(),
+            )
         )
+        self.schedules = Schedules(self._transport)
+        self.webhooks = Webhooks(self._transport)
+        self.keys = Keys(self._transport)
+        self.tenants = Tenants(self._transport)
+        self.budgets = Budgets(self._transport)
+        self.prices = Prices(self._transport)
+        self.usage = Usage(self._transport)
+        self.workers = Workers(self._transport)
+        self.models = Models(self._transport)
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +127,7 @@ class Client:
     # -- looking ------------------------------------------------------------------------------------------------------
     def get(self, job_id: str) -> JobView:
         """How a job stands."""
-        return self._get(JobView, job_id)
+        return self._get(JobView, f"/v1/jobs/{job_id}")
 
     def list_jobs(
         self,
@@ -127,12 +140,11 @@ class Client:
         limit: int = 20,
         after: str | None = None,
     ) -> JobList:
-        """A page of jobs, newest first, of those to which all that is asked for applies; ``tag`` is a key and a value."""
-        asked = {"state": state, "model": model, "name": name, "tenant": tenant, "limit": limit, "after": after}
-        if tag is not None:
-            asked["tag"] = "=".join(tag)
-        params = {name: value for name, value in asked.items() if value is not None}
-        return JobList.model_validate_json(self._transport.ask("GET", "/v1/jobs", params=params).content)
+        """A page of jobs, newest first; ``tag`` is a key and its value."""
+        pair = None if tag is None else "=".join(tag)
+        return self._get(
+            JobList, "/v1/jobs", state=state, model=model, name=name, tag=pair, tenant=tenant, limit=limit, after=after
+        )
 
     def jobs(self, *, state: JobState | str | None = None) -> Iterator[JobView]:
         """All jobs, newest first, page by page."""
@@ -173,20 +185,18 @@ class Client:
 
     def errors(self, job_id: str, *, limit: int = 20, offset: int = 0, code: str | None = None) -> ErrorPage:
         """Rows that did not succeed: kinds with advice, and a page of samples."""
-        params = {"limit": limit, "offset": offset} | ({} if code is None else {"code": code})
-        return self._get(ErrorPage, job_id, "/errors", params=params)
+        return self._get(ErrorPage, f"/v1/jobs/{job_id}/errors", limit=limit, offset=offset, code=code)
 
     def results(self, job_id: str) -> ResultsView:
         """Where the results are on the server."""
-        return self._get(ResultsView, job_id, "/results")
+        return self._get(ResultsView, f"/v1/jobs/{job_id}/results")
 
     def preview(self, job_id: str, limit: int = 5) -> list[PreviewRow]:
         """The first result rows."""
         rows: list[PreviewRow] = []
         after: int | None = -1
         while after is not None and len(rows) < limit:
-            params = {"limit": min(MAX_PAGE, limit - len(rows)), "after": after}
-            page = self._get(RowPage, job_id, "/rows", params=params)
+            page = self.rows(job_id, after=after, limit=min(MAX_PAGE, limit - len(rows)))
             rows += page.data
             after = page.next_after
         return rows
@@ -204,14 +214,15 @@ class Client:
 
     def cost(self, job_id: str) -> CostView:
         """What a job has cost."""
-        return self._get(CostView, job_id, "/cost")
+        return self._get(CostView, f"/v1/jobs/{job_id}/cost")
 
     def verify(self, job_id: str, *, check_input: bool = True) -> VerifyReport:
         """Let the server prove from the files that every input row has exactly one outcome."""
         from batchinfer.dataset.verify import VerifyReport  # noqa: PLC0415 -- pyarrow loads when it is used
 
         params = {"check_input": str(check_input).lower()}
-        report = self._ask(job_id, "/verify", params=params, timeout=_VERIFY_TIMEOUT_S).json()
+        path = f"/v1/jobs/{job_id}/verify"
+        report = self._transport.ask("GET", path, params=params, timeout=_VERIFY_TIMEOUT_S).json()
         del report["ok"]
         return VerifyReport(**report | {"problems": tuple(report["problems"])})
 
@@ -222,29 +233,19 @@ class Client:
     # -- steering -----------------------------------------------------------------------------------------------------
     def cancel(self, job_id: str) -> JobView:
         """Stop a job; rows that ended are kept."""
-        return self._post(job_id, "/cancel", is_repeatable=True)
+        return self._send(JobView, "POST", f"/v1/jobs/{job_id}/cancel", again=True)
 
     def pause(self, job_id: str) -> JobView:
         """Hold a job."""
-        return self._post(job_id, "/pause", is_repeatable=True)
+        return self._send(JobView, "POST", f"/v1/jobs/{job_id}/pause", again=True)
 
     def resume(self, job_id: str, *, budget_usd: Decimal | None = None) -> JobView:
         """Go on with a held or failed job, with a new budget if one is given."""
-        return self._post(job_id, "/resume", json={} if budget_usd is None else {"budget_usd": str(budget_usd)})
+        body = given(budget_usd=None if budget_usd is None else str(budget_usd))
+        return self._send(JobView, "POST", f"/v1/jobs/{job_id}/resume", body)
 
     def retry(self, job_id: str, statuses: Iterable[RowStatus] = RETRIED) -> tuple[JobView, int]:
         """Run rows of these statuses again; also says how many."""
         body = {"statuses": [RowStatus(status).value for status in statuses]}
         answer = self._transport.ask("POST", f"/v1/jobs/{job_id}/retry", json=body).json()
         return JobView.model_validate(answer["job"]), int(answer["retried_rows"])
-
-    # -- what all of them do ------------------------------------------------------------------------------------------
-    def _ask(self, job_id: str, path: str = "", **options: Any) -> httpx.Response:
-        return self._transport.ask("GET", f"/v1/jobs/{job_id}{path}", **options)
-
-    def _get(self, kind: type[_V], job_id: str, path: str = "", **options: Any) -> _V:
-        return kind.model_validate_json(self._ask(job_id, path, **options).content)
-
-    def _post(self, job_id: str, path: str, **options: Any) -> JobView:
-        answer = self._transport.ask("POST", f"/v1/jobs/{job_id}{path}", **options)
-        return JobView.model_validate_json(answer.content)

@@ -16,6 +16,7 @@ from batchinfer.errors import (
     ForbiddenError,
     InvalidSpecError,
     NotFoundError,
+    PreconditionError,
     ServerError,
     TooLargeError,
     UnauthorizedError,
@@ -30,6 +31,7 @@ _ERRORS: dict[int, type[UserError]] = {
     HTTPStatus.FORBIDDEN: ForbiddenError,
     HTTPStatus.NOT_FOUND: NotFoundError,
     HTTPStatus.CONFLICT: ConflictError,
+    HTTPStatus.PRECONDITION_FAILED: PreconditionError,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: TooLargeError,
     HTTPStatus.BAD_REQUEST: InvalidSpecError,
     HTTPStatus.UNPROCESSABLE_ENTITY: InvalidSpecError,
@@ -120,6 +122,16 @@ class Transport:
                     raise error_of(response)
                 retry_after = response.headers.get("Retry-After")
             self._sleep(self._policy.wait_s(retry, retry_after, self._draw()))
+
+    def wait_after_loss(self, num_lost: int, error: httpx.TransportError | None = None) -> None:
+        """Wait before a body that broke off is asked for again, after ``num_lost`` losses in a row before this one.
+
+        Raises:
+            ServerError: there were too many.
+        """
+        if error is not None and num_lost >= self._policy.max_retries:
+            raise self._unreachable(error) from None
+        self._sleep(self._policy.wait_s(num_lost, None, self._draw()))
 
     def _unreachable(self, error: httpx.TransportError) -> ServerError:
         reason = str(error) or type(error).__name__

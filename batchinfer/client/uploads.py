@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 _UPLOAD_TIMEOUT_S = 600.0
 
 
+def is_elsewhere(path: str) -> bool:
+    """Whether an input is the server's to find: a URI, an absolute path, or the id of a file that it has."""
+    return is_uri(path) or path.startswith("/") or is_file_id(path)
+
+
 def upload_inputs(transport: Transport, inputs: tuple[str, ...], base: Path) -> list[str]:
     """Put ids of uploaded files in the place of local paths, folders and globs; URIs and ids stay as they are.
 

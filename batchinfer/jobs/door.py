@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from decimal import Decimal
     from pathlib import Path
 
     from batchinfer.dataset.verify import VerifyReport
+    from batchinfer.jobs.changes import JobChanges
+    from batchinfer.jobs.money_views import ForecastReport
     from batchinfer.jobs.spec import JobSpec
     from batchinfer.jobs.status import JobState
-    from batchinfer.jobs.views import CostView, ErrorPage, JobList, JobView, PreviewRow, ResultsView
+    from batchinfer.jobs.views import CostView, ErrorPage, EventList, JobList, JobView, PreviewRow, ResultsView, RowPage
     from batchinfer.types import RowStatus
 
 
@@ -56,6 +58,28 @@ class JobDoor(Protocol):
 
     def preview(self, job_id: str, limit: int) -> list[PreviewRow]:
         """The first result rows."""
+        ...
+
+    def rows(self, job_id: str, *, after: int = -1, status: RowStatus | None = None, limit: int = 20) -> RowPage:
+        """A page of result rows in input order."""
+        ...
+
+    def events(self, job_id: str, *, after: int = 0, limit: int = 100) -> EventList:
+        """A page of what happened, oldest first."""
+        ...
+
+    def forecast(self, job_id: str) -> ForecastReport:
+        """What was expected, beside how it came out."""
+        ...
+
+    def change(self, job_id: str, changes: JobChanges, *, version: str | None = None) -> JobView:
+        """Change name, tags, priority, deadline or budget."""
+        ...
+
+    def clone(
+        self, job_id: str, changes: Mapping[str, Any], *, base: Path | None, idempotency_key: str | None = None
+    ) -> tuple[JobView, bool]:
+        """Submit a job like this one; True if it is new."""
         ...
 
     def download(self, job_id: str, folder: Path) -> list[Path]:

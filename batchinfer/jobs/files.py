@@ -29,7 +29,6 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86400
 _FILE_ID = re.compile(r"file-[\w-]{1,35}", re.ASCII)
 _SUFFIX = re.compile(r"\.(parquet|parq|pq|jsonl|ndjson)$", re.IGNORECASE)
 _CHUNK_BYTES = 1 << 20
-_SWEPT_AT_ONCE = 20
 
 
 def is_file_id(text: str) -> bool:
@@ -57,11 +56,8 @@ class FileStore:
         return Upload(self, file_id, name, location, self.max_bytes)
 
     def add(self, file: FileRecord, *, expires_after_s: int | None) -> FileRecord:
-        """Let an uploaded file be known, and take the occasion to remove those whose time is over."""
-        stored = self._ledger.add_file(file, expires_after_s=expires_after_s)
-        for expired in self._ledger.take_expired_files(limit=_SWEPT_AT_ONCE):
-            _remove(expired.location)
-        return stored
+        """Let an uploaded file be known."""
+        return self._ledger.add_file(file, expires_after_s=expires_after_s)
 
     def get(self, caller: Caller, file_id: str) -> FileRecord:
         """Raises NotFoundError."""
@@ -86,7 +82,7 @@ class FileStore:
 
     def delete(self, caller: Caller, file_id: str) -> None:
         """Delete a file. Raises NotFoundError, ConflictError (``file_in_use``)."""
-        _remove(self._ledger.delete_file(caller, file_id).location)
+        remove_bytes(self._ledger.delete_file(caller, file_id).location)
 
     def use_inputs(
         self, caller: Caller, spec: JobSpec, job_id: str
@@ -203,7 +199,8 @@ def read_chunks(location: str) -> Iterator[bytes]:
     return chunks()
 
 
-def _remove(location: str) -> None:
+def remove_bytes(location: str) -> None:
+    """Delete what lies at a place, if it is there. Raises OSError."""
     from batchinfer.dataset.filesystem import Location  # noqa: PLC0415 -- pyarrow loads when a file is removed
 
     Location.parse(location).delete()

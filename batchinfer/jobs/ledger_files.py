@@ -130,18 +130,24 @@ class Files(LedgerBase):
 
         return self._write(work)
 
-    def take_expired_files(self, *, limit: int) -> list[FileRecord]:
-        """Forget files whose time is over and that no job reads; the caller removes their bytes."""
+    def expired_files(self, *, limit: int, after: str, grace: timedelta) -> list[FileRecord]:
+        """Files by id, behind ``after``, that ended longer than ``grace`` ago and that no unfinished job reads."""
 
         def work(connection: Connection, now: datetime) -> list[FileRecord]:
-            is_read = exists(_open_readers(StoredFile.id).correlate(StoredFile))
-            query = select(StoredFile).where(HAS_EXPIRY, StoredFile.expires_at <= now, ~is_read).limit(limit)
-            found = [_file_record(row) for row in connection.execute(query)]
-            if found:
-                connection.execute(delete(StoredFile).where(StoredFile.id.in_([file.id for file in found])))
-            return found
+            query = select(StoredFile).where(*_is_over(now - grace), StoredFile.id > after)
+            return [_file_record(row) for row in connection.execute(query.order_by(StoredFile.id).limit(limit))]
 
-        return self._write(work)
+        return self._read(work)
+
+    def forget_expired(self, file_ids: Sequence[str], *, grace: timedelta) -> None:
+        """Forget those of the files that are (still) over; their bytes are gone."""
+        if not file_ids:
+            return
+
+        def work(connection: Connection, now: datetime) -> None:
+            connection.execute(delete(StoredFile).where(StoredFile.id.in_(file_ids), *_is_over(now - grace)))
+
+        self._write(work)
 
 
 class Batches(LedgerBase):
@@ -219,6 +225,11 @@ def _open_readers(file_id: Any) -> Any:
         .join(FileUse, FileUse.job_id == Job.id)
         .where(FileUse.file_id == file_id, Job.state.not_in(ended))
     )
+
+
+def _is_over(moment: datetime) -> tuple[Any, ...]:
+    """Conditions of files that ended by then and that no unfinished job reads."""
+    return HAS_EXPIRY, StoredFile.expires_at <= moment, ~exists(_open_readers(StoredFile.id).correlate(StoredFile))
 
 
 def _is_there(now: datetime) -> Any:

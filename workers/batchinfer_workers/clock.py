@@ -8,6 +8,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from batchinfer.jobs.file_sweeper import FileSweeper
 from batchinfer.jobs.schedule_firing import Firing
 from batchinfer.jobs.schedule_runner import ScheduleRunner
 from batchinfer.jobs.webhook_queue import WebhookQueue
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from batchinfer.jobs.service import JobService
     from batchinfer.settings import Settings
 
+SWEEP_SECONDS = 30.0
+"""Time between two looks at the files whose time is over."""
 _log = logging.getLogger(__name__)
 
 
@@ -35,10 +38,15 @@ def webhook_sender(service: JobService, settings: Settings) -> WebhookSender:
     return WebhookSender(WebhookQueue(service.engine), allowed=settings.allowed_networks)
 
 
+def file_sweeper(service: JobService) -> FileSweeper:
+    """What removes expired files of a service's database."""
+    return FileSweeper(service.ledger)
+
+
 class Ticked(Protocol):
     """What a clock calls."""
 
-    def tick(self) -> None:
+    def tick(self) -> object:
         """Look once."""
         ...
 

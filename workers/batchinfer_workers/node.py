@@ -20,7 +20,7 @@ from batchinfer.jobs.lease_order import Offer
 from batchinfer.jobs.status import JobState
 from batchinfer.log_context import bound
 from batchinfer.money import DeviceMeter
-from batchinfer_workers.clock import Clock
+from batchinfer_workers.clock import SWEEP_SECONDS, Clock
 from batchinfer_workers.engine_host import EngineHost
 from batchinfer_workers.finalizer import run_finalizing
 from batchinfer_workers.planning import run_planning
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from batchinfer.engine.config import EngineConfig
     from batchinfer.jobs.dispatch import Dispatcher
+    from batchinfer.jobs.file_sweeper import FileSweeper
     from batchinfer.jobs.leases import Lease
     from batchinfer.jobs.ledger import Ledger
     from batchinfer.jobs.schedule_runner import ScheduleRunner
@@ -57,7 +58,7 @@ class WorkerNode:
     """One worker: its ledger, its engine, the shards it runs, its ticker.
 
     ``serves`` and ``job_id`` limit what it leases. ``listen`` is called with each model that has work.
-    ``schedules`` and ``webhooks`` are looked at every ``tick_seconds``, if they are given.
+    ``schedules`` and ``webhooks`` are looked at every ``tick_seconds``, expired ``files`` less often, if they are given.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class WorkerNode:
         listen: Callable[[str], None] = lambda _model: None,
         schedules: ScheduleRunner | None = None,
         webhooks: WebhookSender | None = None,
+        files: FileSweeper | None = None,
     ) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.draining = threading.Event()
@@ -98,10 +100,12 @@ class WorkerNode:
             listen=listen,
             on_tick=self._report,
         )
-        looks = {"schedules": schedules, "webhooks": webhooks}
-        self._clocks = [
-            Clock(look, name=name, seconds=settings.tick_seconds) for name, look in looks.items() if look is not None
-        ]
+        looks = (
+            ("schedules", schedules, settings.tick_seconds),
+            ("webhooks", webhooks, settings.tick_seconds),
+            ("expired files", files, SWEEP_SECONDS),
+        )
+        self._clocks = [Clock(look, name=name, seconds=seconds) for name, look, seconds in looks if look is not None]
 
     def start(self) -> None:
         """Register and begin to tick."""

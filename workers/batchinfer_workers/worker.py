@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from batchinfer.jobs.dispatch import connect_dispatcher
 from batchinfer.jobs.service import JobService
-from batchinfer_workers.clock import Clock, schedule_runner, webhook_sender
+from batchinfer_workers.clock import SWEEP_SECONDS, Clock, file_sweeper, schedule_runner, webhook_sender
 from batchinfer_workers.controller import CeleryThread
 from batchinfer_workers.node import DRAIN_SECONDS
 from batchinfer_workers.ticker import Ticker
@@ -64,6 +64,7 @@ def _tick(service: JobService, settings: Settings, stop: _StopSignals) -> int:
         Ticker(service.ledger, dispatcher, seconds=settings.tick_seconds),
         Clock(schedules, name="schedules", seconds=settings.tick_seconds),
         Clock(webhook_sender(service, settings), name="webhooks", seconds=settings.tick_seconds),
+        Clock(file_sweeper(service), name="expired files", seconds=SWEEP_SECONDS),
     )
     for ticker in tickers:
         ticker.start()

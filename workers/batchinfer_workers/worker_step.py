@@ -8,7 +8,7 @@ from celery import bootsteps
 
 from batchinfer.jobs.dispatch import CeleryDispatcher, shard_queue
 from batchinfer.jobs.service import JobService
-from batchinfer_workers.clock import schedule_runner, webhook_sender
+from batchinfer_workers.clock import file_sweeper, schedule_runner, webhook_sender
 from batchinfer_workers.metrics import CountingLedger, WorkerMetrics
 from batchinfer_workers.node import WorkerNode
 from batchinfer_workers.pools import serves_of
@@ -44,6 +44,7 @@ class NodeStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             # a worker that is there for one job lets the schedules be
             schedules=None if options.job_id is not None else schedule_runner(self._service, settings, dispatcher),
             webhooks=webhook_sender(self._service, settings),
+            files=None if options.job_id is not None else file_sweeper(self._service),
         )
         metrics.watch_engine(self._node.engine_stats)
         self._close_metrics = metrics.serve_if(settings)

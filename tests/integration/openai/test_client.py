@@ -143,7 +143,8 @@ def test_the_command_line_is_the_same_on_a_server(server, prompts, tmp_path, mon
 
 @pytest.mark.parametrize("page", ["openai.md", "client.md"])
 def test_examples_of_the_documentation_run(server, prompts, page, tmp_path):
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+    code = "\n".join(blocks)
     code = (
         code.replace("bi_...", "none")
         .replace("http://127.0.0.1:8000", server)

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import text
 
 from batchinfer.api.access import Access
 from batchinfer.api.app import create_app
 from batchinfer.jobs.caller import Caller, Role
+from batchinfer.jobs.file_sweeper import GRACE, FileSweeper
 from batchinfer.jobs.files import MAX_LINE_BYTES, FileStore
 from batchinfer.jobs.ledger import Ledger
 from batchinfer.jobs.service import JobService
 from batchinfer.settings import Settings
 from tests.integration.openai.conftest import chat, lines
-from tests.played import complete
+from tests.played import complete, make_spec
 
 pytestmark = pytest.mark.service
 OPERATOR = Caller.operator()
@@ -136,9 +138,51 @@ def test_a_file_ends_at_its_time_and_its_bytes_go_with_it(service, tmp_path):
     assert store.get(red, file.id) == file
     now[0] += timedelta(seconds=3601)
     assert store.list(red) == ([], False)
+    sweeper = FileSweeper(ledger)
+    assert sweeper.tick() == 0  # a job that is being submitted may yet say that it reads it
+    now[0] += GRACE
     assert Path(file.location).exists()
-    put()
+    assert sweeper.tick() == 1
     assert not Path(file.location).exists()
+    assert _rows(service) == 0
+
+
+def _rows(service):
+    with service.engine.connect() as connection:
+        return connection.scalar(text("SELECT count(*) FROM files"))
+
+
+def test_a_sweep_is_bounded_passes_over_what_resists_and_spares_what_is_read(service, tmp_path):
+    """Seven files, three at a time: one is read by a job, one cannot be removed, one never ends."""
+    now = [datetime(2030, 1, 1, tzinfo=UTC)]
+    ledger = Ledger(service.engine, clock=lambda: now[0])
+    store = FileStore(ledger, str(tmp_path / "store"), max_bytes=100)
+
+    def put(expires_after_s=3600):
+        incoming = store.receive("a.jsonl")
+        incoming.write(b"{}\n")
+        return incoming.finish("red", "input", expires_after_s=expires_after_s)
+
+    files = [put() for _ in range(6)]
+    kept = put(None)
+    places = [Path(file.location) for file in files]
+    spec, attach = store.use_inputs(Caller("red", Role.ADMIN), make_spec(tmp_path, inputs=(files[0].id,)), "job_reader")
+    ledger.submit(spec, tenant="red", job_id="job_reader", attach=attach)
+    places[1].unlink()
+    places[1].mkdir()  # removing a file there fails
+
+    now[0] += timedelta(seconds=3600) + GRACE
+    sweeper = FileSweeper(ledger, limit=3)
+    swept = [sweeper.tick() for _ in range(2)]
+    assert (sum(swept), max(swept) <= 3) == (4, True)
+    assert [place.exists() for place in places] == [True, True, False, False, False, False]
+    places[1].rmdir()
+    assert sweeper.tick() == 1  # bytes that are gone already are no obstacle
+    assert _rows(service) == 2
+    complete(ledger, "job_reader")
+    assert sweeper.tick() == 1
+    assert not places[0].exists()
+    assert store.get(Caller("red", Role.ADMIN), kept.id) == kept
 
 
 @pytest.mark.parametrize(
