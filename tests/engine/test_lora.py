@@ -102,7 +102,7 @@ def whole(product):
     return product.dequantize() if isinstance(product, Accumulated) else product
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     precision=st.sampled_from([torch.float32, torch.bfloat16, "int8"]),
     ins=st.sampled_from([48, 64, 160, 576]),

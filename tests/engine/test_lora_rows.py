@@ -4,6 +4,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from batchinfer.engine.attention import ATTENTION_NAME, register_attention
 from batchinfer.engine.config import EngineConfig
@@ -40,7 +41,7 @@ def world(tmp_path_factory):
     model.save_pretrained(folder / "model")
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder / "model")
-    return SimpleNamespace(folder=folder, truths=truths, adapters=list(merged))
+    return SimpleNamespace(folder=folder, truths=truths, merged=merged, adapters=list(merged))
 
 
 def make_engine(world, **settings):
@@ -109,6 +110,25 @@ def test_samples_and_beams_use_the_adapter(world):
     assert {c.status for c in done.values()} == {RowStatus.SUCCEEDED}
     assert done["many"].token_ids == done["one"].token_ids
     assert len(done["beams"].token_ids) > 0
+
+
+def test_tasks_read_with_the_adapter(world):
+    """Vectors and log-likelihoods are those of peft's merged model, beside a row that generates."""
+    engine = make_engine(world)
+    embed = {"task": "embed", "normalize": False, "pooling": "last"}
+    for number, adapter in enumerate(world.adapters):
+        params = SamplingParams(adapter=adapter)
+        engine.add_request(Request(f"embed {number}", params, prompt_token_ids=PROMPTS[3], task=embed))
+        engine.add_request(request(f"score {number}", PROMPTS[3], adapter, prompt_logprobs=0))
+    done = {c.request_id: c for c in drain(engine)}
+    for number, adapter in enumerate(world.adapters):
+        with torch.inference_mode():
+            output = world.merged[adapter](torch.tensor([PROMPTS[3]]), output_hidden_states=True)
+        vector = torch.tensor(done[f"embed {number}"].extra["embedding"])
+        torch.testing.assert_close(vector, output.hidden_states[-1][0, -1], atol=2e-3, rtol=2e-3)
+        expected = output.logits[0, :-1].log_softmax(-1)[range(len(PROMPTS[3]) - 1), PROMPTS[3][1:]]
+        found = [score["logprob"] for score in done[f"score {number}"].extra["prompt_logprobs"][1:]]
+        torch.testing.assert_close(torch.tensor(found), expected, atol=2e-3, rtol=2e-3)
 
 
 def test_a_model_in_transformers_modules_refuses_adapters(world):

@@ -14,6 +14,7 @@ from batchinfer.jobs.status import JobState
 from batchinfer.settings import Settings
 from batchinfer_workers.planning import run_planning
 from batchinfer_workers.shard_files import ShardFiles
+from tests.adapter_folder import make_adapter
 from tests.played import WORKER, lease
 
 
@@ -100,6 +101,16 @@ def test_models_are_read_too(service, house):
     for model in (house / "other/m.gguf", "s3://other/m"):
         with pytest.raises(InputError):
             submit(service, house, model=str(model))
+
+
+def test_adapters_lie_where_models_may(service, house):
+    for folder in ("red/adapter", "other/adapter"):
+        make_adapter(house / folder)
+    submit(service, house, adapter=str(house / "red/adapter"), adapter_folder=str(house / "red"))
+    for field, folder in (("adapter", "other/adapter"), ("adapter_folder", "other")):
+        with pytest.raises(InputError) as caught:
+            submit(service, house, **{field: str(house / folder)})
+        assert (caught.value.param, caught.value.code) == ("adapter", "path_not_allowed")
 
 
 def test_a_tenant_without_roots_goes_nowhere_and_a_machine_without_keys_anywhere(service, house, tmp_path):

@@ -59,11 +59,16 @@ class PartialRows:
         return self._clock() - self._saved_at >= self._seconds
 
     def go_on(self, request: Request, session: EngineSession) -> Request:
-        """The request with the tokens that an earlier attempt had generated for it, if there are any."""
+        """The request with the tokens that an earlier attempt had generated for it, if there are any.
+
+        Rows with adapters begin again: the file does not say what was in theirs.
+        """
         if self._found is None:
             self._found = self._read(session)
         samples = self._found.pop(request.request_id, None)
-        return request if samples is None else replace(request, progress=progress_from_json(samples))
+        if samples is None or request.params.adapter is not None:
+            return request
+        return replace(request, progress=progress_from_json(samples))
 
     def save(self, session: EngineSession) -> None:
         """Ask the engine how far its rows are, and keep the answer.

@@ -13,6 +13,7 @@ from batchinfer.jobs.service import JobService
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.status import JobState, Outcome
 from batchinfer.money import Price
+from tests.adapter_folder import make_adapter
 from tests.fakes import answer
 
 from .conftest import prompts
@@ -215,3 +216,22 @@ def test_retry_keeps_the_index_true(bench, night):
     assert first.counts.succeeded == 6
     _, calls = night(prompts(6, {2: "WAIT:1 again"}))
     assert not calls
+
+
+def test_answers_under_an_adapter_are_copied_by_its_content(bench, night):
+    """A moved adapter is the same one; other weights under the same path are another, and rows of other adapters stay."""
+    make_adapter(bench.folder / "adapters" / "job", b"one")
+    make_adapter(bench.folder / "adapters" / "other", b"two")
+    first, calls = night(prompts(20), adapter=str(bench.folder / "adapters" / "job"))
+    assert sum(calls.values()) == 20
+    (bench.folder / "adapters" / "job").rename(bench.folder / "adapters" / "moved")
+    second, calls = night(prompts(20), adapter=str(bench.folder / "adapters" / "moved"))
+    assert not calls
+    assert {row["reused_from"]["job_id"] for row in bench.rows(second.id)} == {first.id}
+    _, calls = night(prompts(20), adapter=str(bench.folder / "adapters" / "other"))
+    assert sum(calls.values()) == 20
+    _, calls = night(prompts(20))
+    assert sum(calls.values()) == 20, "the model alone is none of them"
+    make_adapter(bench.folder / "adapters" / "moved", b"three")
+    _, calls = night(prompts(20), adapter=str(bench.folder / "adapters" / "moved"))
+    assert sum(calls.values()) == 20
