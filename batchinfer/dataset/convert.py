@@ -171,9 +171,14 @@ def results_to_lines(source: Location, output: str, errors: str, *, endpoint: st
     """Write a job's results as the output and the error file of a batch.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: the file cannot be read, or has no vectors for an ``endpoint`` of vectors.
     """
     with ParquetReader(source) as reader:
+        if endpoint == "/v1/embeddings" and "embeddings" not in reader.schema.names:
+            raise InputError(
+                "the results have no column 'embeddings'; jobs of --task embed with --embedding-lists do",
+                param="inputs",
+            )
         about = own_metadata(reader.schema)
         name = model
         for batch in reader.iter_batches(0, min(reader.num_rows, 1), ["model"], 1):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _PROMPT_KEYS = frozenset({"model", "messages", "prompt"})
-_NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier"})
+NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier"})
+"""Fields that change no answer."""
 # Parameters that are not supported, with the values that ask for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,),
@@ -52,7 +53,7 @@ def body_params(body: Mapping[str, Any]) -> dict[str, Any]:
         if key == "top_logprobs" or (key == "logprobs" and isinstance(value, bool)):
             chosen |= _chat_logprobs(body)
             continue
-        if value is None or key in _PROMPT_KEYS or key in _NO_EFFECT or value in _NEUTRAL.get(key, ()):
+        if value is None or key in _PROMPT_KEYS or key in NO_EFFECT or value in _NEUTRAL.get(key, ()):
             continue
         if name not in SamplingParams.model_fields:
             raise failure(ErrorCode.INVALID_PARAMS, f"parameter {key!r} is not supported")

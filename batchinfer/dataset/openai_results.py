@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from batchinfer.dataset.filesystem import Location
+from batchinfer.dataset.openai_embeddings import embedding_objects
 from batchinfer.dataset.openai_logprobs import chat_logprobs, text_logprobs
 from batchinfer.dataset.parquet_source import ParquetReader
+from batchinfer.dataset.prompt_builders import body_column
 from batchinfer.dataset.schema import OPTIONAL_COLUMNS
 from batchinfer.dataset.staged_file import StagedFile
 from batchinfer.types import RowStatus
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _BATCH_ROWS = 512
+_BATCH_EMBEDDINGS = 32
+"""Rows at a time that may have two thousand vectors each."""
 _COLUMNS = ("custom_id", "row_index", "status", "output", "finish_reason", "error", "usage")
+_EMBEDDINGS = "embeddings"
+_BODY = "body"
 _GOOD = frozenset({RowStatus.SUCCEEDED, RowStatus.DEDUPLICATED})
 _STATUS_CODES = {"invalid_request_error": 400}
 _NOT_RUN = {
@@ -110,9 +116,20 @@ def _text_choice(answer: Row) -> Row:
     return {"text": answer["output"], "logprobs": text_logprobs(answer.get("logprobs"))}
 
 
+def _embeddings(row: Row, context: LineContext) -> Row:
+    tokens = row["usage"]["prompt_tokens"] if row["usage"] else 0
+    return {
+        "object": "list",
+        "data": embedding_objects(row[_EMBEDDINGS], row.get(_BODY)),
+        "model": context.model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
 ENDPOINTS: Mapping[str, Callable[[Row, LineContext], Row]] = {
     "/v1/chat/completions": _chat_completion,
     "/v1/completions": _text_completion,
+    "/v1/embeddings": _embeddings,
 }
 """What a succeeded row becomes, by the endpoint that its request named."""
 
@@ -164,7 +181,21 @@ def write_lines(
 def _rows(files: Iterable[str]) -> Iterator[Row]:
     for file in files:
         with ParquetReader(Location.parse(file)) as reader:
-            columns = [name for name in (*_COLUMNS, *OPTIONAL_COLUMNS) if name in reader.schema.names]
-            for batch in reader.iter_batches(0, reader.num_rows, columns, _BATCH_ROWS):
-                for row in batch.to_pylist():
-                    yield {"custom_id": f"row-{row['row_index']}"} | row
+            names = reader.schema.names
+            columns = [name for name in (*_COLUMNS, *OPTIONAL_COLUMNS) if name in names]
+            if _EMBEDDINGS not in names:
+                for batch in reader.iter_batches(0, reader.num_rows, columns, _BATCH_ROWS):
+                    yield from map(_with_id, batch.to_pylist())
+                continue
+            body = body_column(reader.schema)
+            columns += [] if body is None else [body]
+            for batch in reader.iter_batches(0, reader.num_rows, columns, _BATCH_EMBEDDINGS):
+                vectors = batch.column(
+                    _EMBEDDINGS
+                )  # stay as they are: as Python's floats they are eight times as large
+                for row, found in zip(batch.drop_columns([_EMBEDDINGS]).to_pylist(), vectors, strict=True):
+                    yield _with_id(row) | {_EMBEDDINGS: found, _BODY: None if body is None else row[body]}
+
+
+def _with_id(row: Row) -> Row:
+    return {"custom_id": f"row-{row['row_index']}"} | row

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from batchinfer.dataset.adapter_paths import AdapterPaths
+from batchinfer.dataset.embedding_input import embedding_builder
 from batchinfer.dataset.nulls import OnNull, RowSkipped
 from batchinfer.dataset.prompt_builders import choose_builder
 from batchinfer.dataset.row_params import ParamReader
@@ -70,7 +71,7 @@ class RowReader:
 
     def __init__(self, config: PromptConfig, schema: pa.Schema) -> None:
         self._task = TaskReader(config, schema)
-        self._builder = choose_builder(
+        self._builder = embedding_builder(config, schema) or choose_builder(
             schema,
             prompt_column=self._task.prompt_column,
             messages_column=config.messages_column,
@@ -106,7 +107,7 @@ class RowReader:
             return RowInput(row_index, error=error.error)
         except RecursionError:
             return RowInput(row_index, error=RowError(ErrorCode.INVALID_MESSAGES, "the row is nested too deeply"))
-        if self._system is not None and built.texts is None:
+        if self._system is not None:
             prompt, messages = None, self._with_system(prompt, messages)
         warnings = (REPLACED,) if built.replaced else ()
         return RowInput(row_index, Request(str(row_index), params, prompt, messages, task=task), warnings=warnings)

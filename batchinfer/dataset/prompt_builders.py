@@ -33,6 +33,8 @@ class BuiltPrompt:
     params: dict[str, Any] = field(default_factory=dict)
     texts: list[str] | None = None
     """Texts to embed, in place of a prompt."""
+    token_ids: list[list[int]] | None = None
+    """Texts to embed as their tokens, in place of a prompt."""
     task: dict[str, Any] = field(default_factory=dict)
     """Options of the job's task that the row has of its own."""
     replaced: bool = False
@@ -165,10 +167,14 @@ def choose_builder(
     return _default_builder(schema, on_null)
 
 
+def body_column(schema: pa.Schema) -> str | None:
+    """The column of request bodies, if there is one."""
+    return next((column.name for column in schema if (column.metadata or {}).items() >= BODY_ROLE.items()), None)
+
+
 def _default_builder(schema: pa.Schema, on_null: OnNull) -> PromptBuilder:
-    for column in schema:
-        if (column.metadata or {}).items() >= BODY_ROLE.items():
-            return OpenAIBody(column.name, on_null)
+    if (body := body_column(schema)) is not None:
+        return OpenAIBody(body, on_null)
     messages = MessagesColumn("messages", on_null) if _has_messages(schema, "messages") else None
     prompt = PromptColumn("prompt", on_null) if _has_text(schema, "prompt") else None
     if messages is not None and prompt is not None:

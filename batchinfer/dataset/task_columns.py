@@ -45,9 +45,11 @@ class TaskReader:
     def _choose(self, config: PromptConfig, schema: pa.Schema) -> str | None:
         task = self._options.task
         if task is Task.SCORE:
-            return _column(schema, config.continuation_column, _CONTINUATIONS, "continuation_column", is_needed=False)
+            return find_column(
+                schema, config.continuation_column, _CONTINUATIONS, "continuation_column", is_needed=False
+            )
         if task is Task.RERANK:
-            return _column(schema, config.document_column, _DOCUMENTS, "document_column", is_needed=True)
+            return find_column(schema, config.document_column, _DOCUMENTS, "document_column", is_needed=True)
         return None
 
     def read(self, values: Mapping[str, list[Any]], position: int, built: BuiltPrompt) -> dict[str, Any] | None:
@@ -61,6 +63,8 @@ class TaskReader:
         task = {**self._plain, **built.task} if built.task else self._plain
         if built.texts is not None:
             return {**task, "texts": built.texts}
+        if built.token_ids is not None:
+            return {**task, "token_ids": built.token_ids}
         if self._texts_column is None:
             return task
         return {**task, "texts": self._texts(values, self._texts_column, position)}
@@ -77,8 +81,14 @@ class TaskReader:
         return [replace_surrogates(as_text(item, name))[0] for item in items]
 
 
-def _column(schema: pa.Schema, given: str | None, usual: tuple[str, ...], param: str, *, is_needed: bool) -> str | None:
-    """The column that was named, else the first usual one that the input has."""
+def find_column(
+    schema: pa.Schema, given: str | None, usual: tuple[str, ...], param: str, *, is_needed: bool
+) -> str | None:
+    """The column of texts that was named as ``param``, else the first usual one; None if there is none and none is needed.
+
+    Raises:
+        InputError: it does not exist, or holds neither text nor lists of text.
+    """
     name = given or next((name for name in usual if name in schema.names), None)
     if name is None:
         if not is_needed:

@@ -67,6 +67,7 @@ def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool 
         seed=config.seed,
         adapters=runner.adapters,
         grammars=GrammarCompiler(loaded.tokenizer, loaded.hf_config.vocab_size, loaded.eos_token_ids),
+        embedding_size=loaded.hf_config.hidden_size,
         pooling=sentence_config(config.model).pooling or Pooling.LAST,
     )
     sampler = Sampler(loaded.eos_token_ids)

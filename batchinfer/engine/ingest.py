@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 
@@ -60,10 +61,11 @@ class Ingest:
         grammars: GrammarCompiler | None = None,
         pooling: Pooling = Pooling.LAST,
         adapters: LoraStore | None = None,
+        embedding_size: int = sys.maxsize,
     ) -> None:
         """Without ``grammars``, rows that ask for structured output are refused; without ``adapters`` those that name one.
 
-        ``pooling`` is what ``auto`` is.
+        ``pooling`` is what ``auto`` is; ``embedding_size`` is how many numbers a vector has.
         """
         self._renderer = renderer
         self._eos_token_ids = eos_token_ids
@@ -76,7 +78,13 @@ class Ingest:
         self._writer = AnswerWriter(detokenizer, self._reader)
         self._root = root_hash()
         self._num_sequences = 0
-        self._tasks = TaskIngest(renderer, self._prefill_only, max_model_len=max_model_len, pooling=pooling)
+        self._tasks = TaskIngest(
+            renderer,
+            self._prefill_only,
+            max_model_len=max_model_len,
+            pooling=pooling,
+            embedding_size=embedding_size,
+        )
 
     def row(self, request: Request) -> Row | TaskRow:
         """The row of a request, its ``max_tokens`` clamped to what fits.

@@ -15,6 +15,7 @@ from batchinfer.jobs.ids import new_job_id
 from batchinfer.jobs.ledger_files import BatchTerms, attach_batch
 from batchinfer.jobs.openai_views import BatchList, BatchObject, page
 from batchinfer.jobs.spec import JobSpec, RowColumn
+from batchinfer.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,10 +35,11 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     # what a request without these fields asks OpenAI for, except that an endless answer is not
     "/v1/chat/completions": {"temperature": 1.0, "max_tokens": 1024},
     "/v1/completions": {"temperature": 1.0, "max_tokens": 16},
+    "/v1/embeddings": {"task": Task.EMBED, "embedding_lists": True, "include_columns": ()},
 }
 _FIXED = frozenset(
     {"inputs", "output", "model", "tags", "deadline", "prompt_column", "messages_column", "template", "system",
-     "id_column", "on_null", "column_prefix", "limit"}
+     "id_column", "on_null", "column_prefix", "limit", "task", "embedding_lists"}
 )  # fmt: skip
 """Fields of a job that the batch itself decides."""
 

@@ -144,7 +144,7 @@ class JobSpec(BaseModel):
     dimensions: int | None = None
     instruction: str | None = None
     embedding_lists: bool = False
-    """embed: a row has a list of texts; the column is ``embeddings``, a list of vectors."""
+    """embed: a row has a list of texts (by default in ``texts``, then ``prompt``), and ``embeddings`` a list of vectors."""
 
     prompt_column: str | None = None
     """Column with the prompt text."""
@@ -328,6 +328,8 @@ class JobSpec(BaseModel):
             raise ValueError(f"sentinel compares generated answers, and task {self.task.value} has none")
         if self.embedding_lists and self.task is not Task.EMBED:
             raise ValueError(f"embedding_lists is for task embed, not for {self.task.value}")
+        if self.embedding_lists and (self.messages_column or self.template or self.system):
+            raise ValueError("embedding_lists reads a column of texts: no messages_column, template or system")
         if self.task is Task.RERANK and (self.messages_column or self.system):
             raise ValueError("task rerank reads a query and documents: messages_column and system have no meaning")
         if self.task is Task.EMBED and self.instruction and (self.messages_column or self.system):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -33,6 +34,31 @@ def job(tmp_path, model, monkeypatch):
         "--on-null", "skip", "--temperature", 1, "--seed", 7, "--token-ids", "--shard-rows", 4, "--json", exit_code=3,
     )  # fmt: skip
     return run.json["job"]["id"]
+
+
+@pytest.mark.parametrize("options", [(), ("--embedding-lists",)])
+def test_vectors_are_compared(tmp_path, model, monkeypatch, options):
+    """To the bit: the smallest change of one number of a vector is found."""
+    monkeypatch.setenv("BATCHINFER_ENGINE_FACTORY", FAKE)
+    texts = ["one two", "three"]
+    pq.write_table(pa.table({"prompt": [[text, "x"] for text in texts] if options else texts}), tmp_path / "in.parquet")
+    run = batchinfer(
+        "run", tmp_path / "in.parquet", "--model", model, "--output", tmp_path / "out", "--task", "embed", *options,
+        "--json",
+    )  # fmt: skip
+    job = run.json["job"]["id"]
+    column = "embeddings" if options else "embedding"
+    report = replay(job, 1)
+    assert report["equal"] and report["compared"][-1] == column
+    path = tmp_path / "out" / "shard-00000.parquet"
+    table = pq.read_table(path)
+    values = table[column].to_pylist()
+    assert values[1] == ([[1.0, np.float32(5 / 3)], [1.0, np.float32(1 / 3)]] if options else [1.0, np.float32(5 / 3)])
+    (values[1][0] if options else values[1])[1] = np.nextafter(np.float32(5 / 3), np.float32(2))
+    at = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type)), path)
+    (difference,) = replay(job, 1, exit_code=1)["differences"]
+    assert (difference["column"], difference["position"]) == (column, 0 if options else 1)
 
 
 def replay(job, row, exit_code=0):

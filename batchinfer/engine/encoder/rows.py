@@ -11,12 +11,12 @@ from batchinfer.engine.encoder.model import Encoded
 from batchinfer.engine.pooling import finish_vector
 from batchinfer.engine.tasks.classify import label_result, softmax
 from batchinfer.engine.tasks.embed import check_dimensions, vector_extra
-from batchinfer.engine.tasks.ingest import input_texts, required
+from batchinfer.engine.tasks.ingest import input_texts, input_token_ids, required
 from batchinfer.engine.tasks.rerank import ranking_result
 from batchinfer.errors import RowFailure
 from batchinfer.model_kind import ModelKind
 from batchinfer.tasks import Pooling, Task, read_request
-from batchinfer.types import ErrorCode, RowError
+from batchinfer.types import ErrorCode, Request, RowError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from batchinfer.engine.chat import ChatRenderer
     from batchinfer.engine.encoder.model import EncoderModel
-    from batchinfer.tasks import TaskOptions
-    from batchinfer.types import Request
+    from batchinfer.tasks import TaskOptions, TaskRequest
 
 MULTI_LABEL = "multi_label_classification"
 
@@ -84,13 +83,14 @@ class EncoderIngest:
         if request.params.adapter is not None:
             raise invalid(request.params.adapter, "this model is an encoder, which takes no adapters")
         try:
-            options, texts = read_request(request.task or {})
+            asked = read_request(request.task or {})
         except ValueError as error:
             raise RowFailure(RowError(ErrorCode.INVALID_PARAMS, f"the task cannot be read: {error}")) from None
+        options, texts, _ = asked
         if request.messages is not None:
             raise RowFailure(RowError(ErrorCode.INVALID_PARAMS, "this model reads plain texts, not messages"))
         if self._model.kind is ModelKind.ENCODER and options.task is Task.EMBED:
-            return self._embed(request, options, texts)
+            return self._embed(request, asked)
         if self._model.kind is ModelKind.CLASSIFIER and options.task is Task.CLASSIFY:
             return self._classify(request, options)
         if self._model.kind is ModelKind.CLASSIFIER and options.task is Task.RERANK:
@@ -98,13 +98,13 @@ class EncoderIngest:
         message = f"the model is of kind {self._model.kind.value}, which cannot do task {options.task.value}"
         raise RowFailure(RowError(ErrorCode.INVALID_PARAMS, message))
 
-    def _embed(self, request: Request, options: TaskOptions, texts: list[str] | None) -> EncoderRow:
+    def _embed(self, request: Request, asked: TaskRequest) -> EncoderRow:
+        options = asked.options
         check_dimensions(options, self._model.config.hidden_size)
-        if request.prompt_token_ids is not None:
-            ids = self._renderer.encode(request)
-            encoded = [self._checked(Encoded(ids, [0] * len(ids)))]
+        if (token_ids := input_token_ids(request, asked)) is not None:
+            encoded = [self._from_token_ids(request, ids) for ids in token_ids]
         else:
-            encoded = [self._encode((options.instruction or "") + text) for text in input_texts(request, texts)]
+            encoded = [self._encode((options.instruction or "") + text) for text in input_texts(request, asked.texts)]
         pooling = self._pooling if options.pooling is Pooling.AUTO else options.pooling
         return EncoderRow(request.request_id, encoded, Vectors(options, pooling))
 
@@ -126,6 +126,10 @@ class EncoderIngest:
         pairs = [self._encode(query, document) for document in documents]
         is_logit = num_labels == 1 and self._model.sentence.has_identity_activation
         return EncoderRow(request.request_id, pairs, Ranks(documents, is_logit=is_logit))
+
+    def _from_token_ids(self, request: Request, token_ids: list[int]) -> Encoded:
+        checked = self._renderer.encode(Request(request.request_id, prompt_token_ids=token_ids))
+        return self._checked(Encoded(checked, [0] * len(checked)))
 
     def _encode(self, text: str, second: str | None = None) -> Encoded:
         for part in (text, second):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from batchinfer.engine.tasks.classify import LabelsOutcome
-from batchinfer.engine.tasks.embed import EmbedOutcome
+from batchinfer.engine.tasks.embed import EmbedOutcome, check_dimensions
 from batchinfer.engine.tasks.encode import PairEncoder
 from batchinfer.engine.tasks.rerank import ANSWERS, DEFAULT_INSTRUCTION, RankOutcome, chat, plain
 from batchinfer.engine.tasks.row import TaskRow
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from batchinfer.engine.chat import ChatRenderer
     from batchinfer.engine.sequence import Sequence
     from batchinfer.engine.tasks.encode import Pair
-    from batchinfer.tasks import TaskOptions
+    from batchinfer.tasks import TaskOptions, TaskRequest
 
     Outcome = ChoicesOutcome | TextOutcome | EmbedOutcome | LabelsOutcome | RankOutcome
 
@@ -37,12 +37,14 @@ class TaskIngest:
         *,
         max_model_len: int,
         pooling: Pooling,
+        embedding_size: int,
     ) -> None:
         self._renderer = renderer
         self._encoder = PairEncoder(renderer)
         self._make = make
         self._max_model_len = max_model_len
         self._pooling = pooling
+        self._embedding_size = embedding_size
 
     def row(self, request: Request) -> TaskRow:
         """The row of a request.
@@ -51,17 +53,18 @@ class TaskIngest:
             RowFailure: a text is empty, too long or missing; the model does not fit the task.
         """
         try:
-            options, texts = read_request(request.task or {})
+            asked = read_request(request.task or {})
         except ValueError as error:
             raise RowFailure(RowError(ErrorCode.INVALID_PARAMS, f"the task cannot be read: {error}")) from None
-        outcome = self._outcome(request, options, texts)
+        outcome = self._outcome(request, asked)
         return TaskRow(request.request_id, outcome.sequences(partial(self._make, request)), outcome)
 
-    def _outcome(self, request: Request, options: TaskOptions, texts: list[str] | None) -> Outcome:
+    def _outcome(self, request: Request, asked: TaskRequest) -> Outcome:
+        options, texts, _ = asked
         if options.task is Task.SCORE:
             return self._score(request, options, texts)
         if options.task is Task.EMBED:
-            return self._embed(request, options, texts)
+            return self._embed(request, asked)
         if options.task is Task.CLASSIFY:
             return self._classify(request, options)
         if options.task is Task.RERANK:
@@ -76,12 +79,16 @@ class TaskIngest:
         pair = self._encoder.text(text)
         return TextOutcome(text, pair, context_len=self._max_model_len, stride=options.score_stride)
 
-    def _embed(self, request: Request, options: TaskOptions, texts: list[str] | None) -> Outcome:
-        before = options.instruction or ""
-        if request.prompt_token_ids is not None or request.messages is not None:
+    def _embed(self, request: Request, asked: TaskRequest) -> Outcome:
+        options = asked.options
+        check_dimensions(options, self._embedding_size)
+        if (token_ids := input_token_ids(request, asked)) is not None:
+            encoded = [self._renderer.encode(Request(request.request_id, prompt_token_ids=ids)) for ids in token_ids]
+        elif request.messages is not None:
             encoded = [self._renderer.encode(request)]
         else:
-            encoded = [self._renderer.encode_prompt(before + t) for t in input_texts(request, texts)]
+            before = options.instruction or ""
+            encoded = [self._renderer.encode_prompt(before + text) for text in input_texts(request, asked.texts)]
         pooling = self._pooling if options.pooling is Pooling.AUTO else options.pooling
         return EmbedOutcome(encoded, options, pooling)
 
@@ -126,6 +133,21 @@ def input_texts(request: Request, texts: list[str] | None) -> list[str]:
     if not found or empty is not None:
         where = "the list of texts" if not found else "the text" if texts is None else f"text {empty} of the list"
         raise RowFailure(RowError(ErrorCode.EMPTY_PROMPT, f"{where} is empty"))
+    return found
+
+
+def input_token_ids(request: Request, asked: TaskRequest) -> list[list[int]] | None:
+    """Texts to embed that came as token ids; None for any others.
+
+    Raises:
+        RowFailure: an instruction, which is text, should stand before them.
+    """
+    found = asked.token_ids
+    if request.prompt_token_ids is not None:
+        found = [request.prompt_token_ids]
+    if found is not None and asked.options.instruction:
+        message = "an instruction is put before texts, and these are token ids: send texts, or leave it out"
+        raise RowFailure(RowError(ErrorCode.INVALID_PARAMS, message))
     return found
 
 

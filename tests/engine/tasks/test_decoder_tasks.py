@@ -134,6 +134,20 @@ def test_documents_are_ranked_by_yes_against_no(loaded, reference_model):
     assert (done.text, done.extra["score"]) == (documents[best], ranking[best]["score"])
 
 
+def test_token_ids_are_the_text_that_they_are_of(loaded):
+    token_ids = [loaded.tokenizer.encode(text) for text in TEXTS[:2]]
+    task = TaskOptions(task="embed")
+    done = run(
+        fresh(loaded),
+        Request("ids", task={**task.request(), "token_ids": token_ids}),
+        Request("texts", task=task.request(TEXTS[:2])),
+        embed("cut", "x", dimensions=10**6),
+    )
+    assert done["ids"].extra["embeddings"] == done["texts"].extra["embeddings"]
+    assert done["ids"].usage.prompt_tokens == sum(map(len, token_ids))
+    assert "vectors have 576" in done["cut"].error.message
+
+
 def test_rows_of_all_tasks_give_the_same_bytes_alone_and_together(loaded):
     documents = ["Paris.", "Bananas are yellow.", LICENCE[:200]]
     rows = [

@@ -1,11 +1,18 @@
 """Vectors, classes and ranks of encoders are those of sentence-transformers and of transformers' unpatched modules."""
 
+import base64
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+from batchinfer.dataset.jsonl_source import JSONL_SCHEMA
+from batchinfer.dataset.openai_embeddings import embedding_objects
+from batchinfer.dataset.prompt import PromptConfig, RowReader
+from batchinfer.dataset.schema import OPTIONAL_COLUMNS
 from batchinfer.engine.config import EngineConfig
 from batchinfer.engine.engine import create_engine
 from batchinfer.tasks import TaskOptions
@@ -112,6 +119,26 @@ def test_instruction_and_lists(engine):
     assert several.usage.completion_tokens == 0
 
 
+def test_requests_of_the_openai_door_equal_sentence_transformers(engine, sentence_transformer):
+    """From a request's body to the numbers in its answer: texts, their token ids, cut, as base64."""
+    schema = pa.schema([JSONL_SCHEMA.field("body")])
+    token_ids = [sentence_transformer.tokenizer(text)["input_ids"] for text in TEXTS]
+    asked = [{"input": TEXTS}, {"input": token_ids}, {"input": TEXTS, "dimensions": 64}]
+    written = [json.dumps({"model": "minilm", "encoding_format": "base64"} | body) for body in asked]
+    batch = pa.RecordBatch.from_arrays([pa.array(written, pa.large_string())], schema=schema)
+    rows = RowReader(PromptConfig(task=TaskOptions(task="embed"), embedding_lists=True), schema).read(batch, 0)
+    done = run(engine, *(row.request for row in rows))
+    whole = sentence_transformer.encode(TEXTS, batch_size=1)
+    cut = sentence_transformer.encode(TEXTS, batch_size=1, truncate_dim=64, normalize_embeddings=True)
+    for index, truth in enumerate((whole, whole, cut)):
+        scalar = pa.array([done[str(index)].extra["embeddings"]], OPTIONAL_COLUMNS["embeddings"])[0]
+        data = embedding_objects(scalar, written[index])
+        ours = np.array([np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in data])
+        assert ours.shape == truth.shape
+        assert np.abs(ours - truth).max() < SAME
+        assert done[str(index)].usage.prompt_tokens == sum(map(len, token_ids))
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_gives_the_same_bytes_alone_and_beside_others(engine, threads):
     """A tile has one shape however many rows it has, so a row's place and neighbours do not matter."""
@@ -136,6 +163,9 @@ def test_a_row_gives_the_same_bytes_alone_and_beside_others(engine, threads):
         (embed("r", "word " * 600), "context_length_exceeded"),
         (embed("r", "a \udc80 surrogate"), "invalid_encoding"),
         (embed("r", "a", dimensions=385), "invalid_params"),
+        (Request("r", task={"task": "embed", "token_ids": [[101, 99999]]}), "invalid_params"),
+        (Request("r", task={"task": "embed", "token_ids": [[101], []]}), "empty_prompt"),
+        (Request("r", task={"task": "embed", "token_ids": [[101]], "instruction": "q"}), "invalid_params"),
         (Request("r", prompt="a"), "invalid_params"),
         (Request("r", prompt="a", task={"task": "score"}), "invalid_params"),
         (Request("r", messages=[{"role": "user", "content": "a"}], task={"task": "embed"}), "invalid_params"),

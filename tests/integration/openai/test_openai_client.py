@@ -1,11 +1,14 @@
 """The unchanged ``openai`` client runs the whole flow; the documents are those that its types describe."""
 
+import base64
 import hashlib
 import json
+import struct
 
+import numpy as np
 import openai
 import pytest
-from openai.types import Batch, Completion, FileDeleted, FileObject, Model
+from openai.types import Batch, Completion, CreateEmbeddingResponse, FileDeleted, FileObject, Model
 from openai.types.chat import ChatCompletion
 
 from tests.fakes import answer
@@ -99,6 +102,56 @@ def test_text_completions_have_their_own_shape(client):
     assert (completion.object, completion.choices[0].text) == ("text_completion", "a b")
     # like OpenAI's, this endpoint stops after 16 tokens where the request does not say
     assert second["response"]["body"]["usage"]["completion_tokens"] == 16
+
+
+def test_embeddings(client):
+    """Vectors of texts and of token ids, as numbers and as base64, cut; bad requests fail alone."""
+
+    def request(custom_id, given, **body):
+        body = {"model": MODEL, "input": given, **body}
+        return {"custom_id": custom_id, "method": "POST", "url": "/v1/embeddings", "body": body}
+
+    requests = [
+        request("text", "one two"),
+        request("list", ["one two", "three"], encoding_format="float", user="me"),
+        request("base64", ["one two", "three"], encoding_format="base64"),
+        request("tokens", [[11, 22, 33], [4]], dimensions=1),
+        request("chat", None, messages=[{"role": "user", "content": "hi"}]),
+        request("format", "x", encoding_format="hex"),
+        request("broken", ["fine", "ERROR"]),
+    ]
+    file = upload(client, lines(requests))
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    done = wait(client, batch, "completed")
+    answers = {line["custom_id"]: line["response"] for line in read_lines(client, done.output_file_id)}
+    assert [response["status_code"] for response in answers.values()] == [200] * 4
+    found = {
+        name: strict(CreateEmbeddingResponse, response["body"])
+        for name, response in answers.items()
+        if name != "base64"
+    }
+    vectors = [[2.0, np.float32(7 / 3)], [1.0, np.float32(5 / 3)]]
+    assert [item.embedding for item in found["text"].data] == vectors[:1]
+    assert [(item.index, item.object, item.embedding) for item in found["list"].data] == [
+        (index, "embedding", vector) for index, vector in enumerate(vectors)
+    ]
+    assert (found["list"].model, found["list"].object) == (MODEL, "list")
+    assert (found["list"].usage.prompt_tokens, found["list"].usage.total_tokens) == (3, 3)
+    assert [item.embedding for item in found["tokens"].data] == [[3.0], [1.0]]
+    data = answers["base64"]["body"]["data"]
+    assert [struct.unpack("<2f", base64.b64decode(item["embedding"])) for item in data] == [tuple(v) for v in vectors]
+    assert [item["index"] for item in data] == [0, 1]
+
+    errors = {line["custom_id"]: line["response"] for line in read_lines(client, done.error_file_id)}
+    assert {name: response["status_code"] for name, response in errors.items()} == {
+        "chat": 400, "format": 400, "broken": 500,
+    }  # fmt: skip
+    assert done.usage.output_tokens == 0
+    with pytest.raises(openai.BadRequestError, match="no option 'task'"):
+        client.batches.create(
+            input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h",
+            extra_body={"job": {"task": "generate"}},
+        )  # fmt: skip
 
 
 def test_lines_that_are_no_requests_fail_the_batch_with_their_numbers(client):
