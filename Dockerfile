@@ -14,7 +14,7 @@ COPY batchinfer batchinfer
 COPY kernels kernels
 COPY workers workers
 COPY migrations migrations
-RUN pip install .
+RUN pip install '.[otel]'
 
 FROM python:3.12-slim AS runtime
 # a C++ compiler, with which the engine builds its CPU kernels and Triton its launchers

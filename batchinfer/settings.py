@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from decimal import Decimal
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -41,6 +42,11 @@ class Settings(BaseSettings):
     """Least severe message that is logged."""
     log_format: Literal["text", "json"] = "text"
     """``json`` writes an object a line, with the ids of request, job, shard and attempt."""
+    otlp_endpoint: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = Field(
+        default_factory=lambda: os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    )
+    """Base URL of an OpenTelemetry collector, such as ``http://localhost:4318``, that gets traces; by default
+    ``OTEL_EXPORTER_OTLP_ENDPOINT``, else there are none."""
     host: str = "127.0.0.1"
     """Address that ``batchinfer serve`` listens on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000

@@ -33,7 +33,7 @@ def _isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("BATCHINFER_HOME", str(home / "batchinfer"))
-    for name in ("BATCHINFER_DATABASE_URL", "BATCHINFER_BROKER_URL"):
+    for name in ("BATCHINFER_DATABASE_URL", "BATCHINFER_BROKER_URL", "OTEL_EXPORTER_OTLP_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
 
 

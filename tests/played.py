@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from batchinfer.jobs.leases import Lease
+    from batchinfer.jobs.leases import Lease, SentinelFound
     from batchinfer.jobs.ledger import Ledger
 
 WORKER = "played"
@@ -58,8 +58,8 @@ def lease(ledger: Ledger) -> Lease:
     return found
 
 
-def run_shard(ledger: Ledger, *, errored: int = 0) -> Lease:
-    """Lease a shard, end all of its rows, commit it."""
+def run_shard(ledger: Ledger, *, errored: int = 0, sentinel: SentinelFound | None = None) -> Lease:
+    """Lease a shard, end all of its rows, commit it with what a sentinel found."""
     held = lease(ledger)
     shard = held.shard
     errors = tuple(
@@ -78,7 +78,9 @@ def run_shard(ledger: Ledger, *, errored: int = 0) -> Lease:
         ),
     )
     ledger.commit_shard(
-        held.attempt_id, ShardResult(f"/o/_parts/shard-{shard.index}.parquet", shard.num_rows, 1234, "ab" * 32)
+        held.attempt_id,
+        ShardResult(f"/o/_parts/shard-{shard.index}.parquet", shard.num_rows, 1234, "ab" * 32),
+        sentinel,
     )
     return held
 

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from batchinfer import __version__
 from batchinfer.api.access import Access, AccessMiddleware, Gate
 from batchinfer.api.dashboard import fleet_pages, job_pages
+from batchinfer.api.dashboard.kept_series import KeptSeries
 from batchinfer.api.errors import install_error_handlers
 from batchinfer.api.metrics import MetricsMiddleware, ServerMetrics
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
@@ -95,6 +96,7 @@ def create_app(
         app.include_router(noun.router, responses=COMMON_ERRORS)
     for pages in (job_pages, fleet_pages):
         app.include_router(pages.router)
+    app.state.series = KeptSeries()
     app.state.metrics = ServerMetrics(lambda: app.state.service)
     install_error_handlers(app)
     # the last one added is the outermost

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from batchinfer.api.errors import error_response
 from batchinfer.log_context import bound
+from batchinfer.tracing import below
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -54,7 +55,8 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sent = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        asked = Headers(scope=scope)
+        sent = asked.get(REQUEST_ID_HEADER, "")
         request_id = sent if _SAFE_ID.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
         has_begun = False
 
@@ -69,7 +71,7 @@ class RequestIdMiddleware:
             await send(message)
 
         try:
-            with bound(request=request_id):
+            with bound(request=request_id), below(asked.get("traceparent")):
                 await self._app(scope, receive, send_with_id)
         except Exception:
             _log.exception("request %s failed: %s %s", request_id, scope["method"], scope["path"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from batchinfer import tracing
 from batchinfer.cli.redact import JsonFormatter, RedactingFormatter
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def open_service(settings: Settings | None = None, *, shares_disk: bool | None =
     from batchinfer.jobs.service import JobService
 
     settings = settings or load_settings()
+    tracing.start(settings.otlp_endpoint, "batchinfer")
     roots = InstalledRoots(settings.input_roots, settings.output_roots, settings.model_roots, settings.files_folder)
     service = JobService.connect(settings.sqlalchemy_url, settings.broker_url, shares_disk=shares_disk, roots=roots)
     try:

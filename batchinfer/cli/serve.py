@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchinfer import tracing
 from batchinfer.cli.connect import load_settings, log_format_option, open_service, set_up_logs
 from batchinfer.errors import UserError
 
@@ -35,6 +36,7 @@ def serve_command(host: str | None, port: int | None, insecure: bool, log_format
     """
     settings = load_settings(host=host, port=port, log_format=log_format)
     set_up_logs(settings.log_level, settings.log_format)
+    tracing.start(settings.otlp_endpoint, "batchinfer-api")
     with open_service(settings) as service:
         access = choose_access(service, settings.host, is_insecure=insecure)
         with bind(settings.host, settings.port) as listener:

@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Float, Integer, Text, cast, func, literal, select
+from sqlalchemy import Float, Integer, cast, func, literal, select
 
 from batchinfer.db.session import read_transaction
-from batchinfer.db.tables import Attempt, Job, LedgerEntry, Part, Shard
+from batchinfer.db.tables import Attempt, Part, Shard
 from batchinfer.db.types import UtcDateTime
+from batchinfer.jobs.usage import GroupBy, UsageQuery, usage_sums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from sqlalchemy import Connection, Engine
 
     from batchinfer.jobs.caller import Caller
+    from batchinfer.jobs.usage import UsageSum
 
 NUM_BUCKETS = 48
 """Bars of a chart."""
@@ -115,43 +117,22 @@ def use_by_day(engine: Engine, caller: Caller, *, now: datetime, num_days: int =
 
     Overhead that belongs to no job (a loaded engine that idles) is the platform's alone.
     """
-    first = now.astimezone(UTC).date() - timedelta(days=num_days - 1)
-    since = datetime(first.year, first.month, first.day, tzinfo=UTC)
-    days: dict[str, dict[str, int]] = {}
-    with read_transaction(engine) as connection:
-        _add(days, connection.execute(caller.only(_part_sums(connection, since), Job.tenant_id)))
-        overhead = _overhead_sums(connection, since)
-        _add(days, connection.execute(caller.only(overhead, Job.tenant_id)))
-    dates = [first + timedelta(days=number) for number in range(num_days)]
-    return [DayUse(day, **days.get(day.isoformat(), {})) for day in dates]
+    last = now.astimezone(UTC).date()
+    first = last - timedelta(days=num_days - 1)
+    query = UsageQuery((GroupBy.DAY,), first_day=first, last_day=last)
+    sums, _ = usage_sums(engine, query, caller, limit=num_days)
+    used = {line.group[0]: line for line in sums}
+    return [_day_use(first + timedelta(days=number), used) for number in range(num_days)]
 
 
-def _part_sums(connection: Connection, since: datetime) -> Any:
-    names = ("num_rows", "prompt_tokens", "cached_tokens", "completion_tokens", "metered_nanos")
-    day = _day(connection, Part.created_at).label("day")
-    sums = [func.sum(getattr(Part, name)).label(name) for name in names]
-    return select(day, *sums).join(Job, Job.id == Part.job_id).where(Part.created_at >= since).group_by(day)
-
-
-def _overhead_sums(connection: Connection, since: datetime) -> Any:
-    day = _day(connection, LedgerEntry.created_at).label("day")
-    query = select(day, func.sum(LedgerEntry.nanos).label("overhead_nanos"))
-    query = query.outerjoin(Job, Job.id == LedgerEntry.job_id)
-    is_overhead = LedgerEntry.kind.in_(("load", "idle", "lost"))
-    return query.where(is_overhead, LedgerEntry.created_at >= since).group_by(day)
-
-
-def _add(days: dict[str, dict[str, int]], rows: Iterable[Any]) -> None:
-    for row in rows:
-        values = dict(row._mapping)  # noqa: SLF001 -- SQLAlchemy's public name for a row as a mapping
-        days.setdefault(str(values.pop("day")), {}).update({name: int(value or 0) for name, value in values.items()})
-
-
-def _day(connection: Connection, column: Any) -> Any:
-    """``2026-03-29`` of a time, in UTC."""
-    if connection.dialect.name == "sqlite":
-        return func.substr(cast(column, Text), 1, 10)
-    return func.to_char(func.timezone("UTC", column), "YYYY-MM-DD")
+def _day_use(day: date, used: Mapping[str, UsageSum]) -> DayUse:
+    line = used.get(day.isoformat())
+    if line is None:
+        return DayUse(day)
+    return DayUse(
+        day, line.num_rows, line.prompt_tokens, line.cached_tokens, line.completion_tokens,
+        line.metered_nanos, line.overhead_nanos,
+    )  # fmt: skip
 
 
 def _seconds_since(connection: Connection, column: Any, start: datetime) -> Any:

@@ -15,6 +15,7 @@ from batchinfer.jobs.ledger_rows import count_columns, job_record, row_counts
 from batchinfer.jobs.ledger_usage import count_usage
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.status import AttemptState, JobState, ShardState
+from batchinfer.jobs.webhook_events import Event, tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,10 +118,12 @@ class Commits(Leases):
                 f"{DRIFT_WARNING}: a mean divergence of {drift.kl_mean:.4f} nats a token from float32, above the "
                 f"threshold of {threshold:g}, over the first {drift.num_rows} rows that the sentinel compared"
             )
-            self._tell(
-                connection, job.id, now, "drift",
-                kl_mean=drift.kl_mean, kl_p99=drift.kl_p99, rows=drift.num_rows, threshold=threshold,
-            )  # fmt: skip
+            found = {
+                "kl_mean": drift.kl_mean, "kl_p99": drift.kl_p99, "rows": drift.num_rows, "threshold": threshold,
+            }  # fmt: skip
+            self._tell(connection, job.id, now, "drift", **found)
+            about = {"object": "job", "id": job.id, "tenant": job.tenant_id, "name": job.name, "tags": job.tags}
+            tell(connection, job.tenant_id, Event.JOB_DRIFT, about | {"model": job.model, "drift": found}, now)
         connection.execute(update(Job).where(Job.id == job.id).values(drift=drift.to_dict(), warnings=warnings))
 
 

@@ -21,6 +21,7 @@ from batchinfer.jobs.ledger_rows import (
 )
 from batchinfer.jobs.status import AttemptState, JobState, ShardState
 from batchinfer.money import usd_to_nanos
+from batchinfer.tracing import span, traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -74,7 +75,9 @@ class Jobs(LedgerBase):
             # a second run of this transaction after a lost commit message finds its own job: that is a creation
             return job_record(job), job.id == job_id
 
-        return self._write(work)
+        with span("submit", job=job_id, model=spec.model):
+            values["traceparent"] = traceparent()
+            return self._write(work)
 
     @classmethod
     def _add_job(cls, connection: Connection, values: dict[str, Any], now: datetime) -> bool:

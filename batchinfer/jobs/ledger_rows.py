@@ -81,6 +81,7 @@ def job_record(row: Row[Any]) -> JobRecord:
         planned_at=row.planned_at,
         started_at=row.started_at,
         finished_at=row.finished_at,
+        traceparent=row.traceparent,
     )
 
 

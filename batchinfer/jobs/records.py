@@ -101,6 +101,8 @@ class JobRecord:
     planned_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
+    traceparent: str | None = None
+    """Span of its submission, that its work goes on from; None where nothing was traced."""
 
     @property
     def cost_nanos(self) -> int:

@@ -17,6 +17,7 @@ from batchinfer.jobs.schedule_spec import CatchUp, Overlap
 from batchinfer.jobs.schedule_store import insert_run, next_fire
 from batchinfer.jobs.status import TERMINAL, JobState
 from batchinfer.jobs.webhook_events import Event, tell
+from batchinfer.tracing import span, traceparent
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -152,7 +153,9 @@ class Firing(Jobs):
             _change(connection, claim, run_state=RunState.RUNNING, job_id=job_id, started_at=now)
             return Launch(is_started=True)
 
-        return self._write(work)
+        with span("submit", job=job_id, model=spec.model, schedule=claim.schedule.name):
+            values["traceparent"] = traceparent()
+            return self._write(work)
 
 
 def _fire(connection: Connection, schedule_id: str, now: datetime) -> int:

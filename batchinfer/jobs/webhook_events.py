@@ -30,6 +30,8 @@ class Event(StrEnum):
     JOB_CANCELLED = "job.cancelled"
     JOB_EXPIRED = "job.expired"
     JOB_BUDGET_EXHAUSTED = "job.budget_exhausted"
+    JOB_DRIFT = "job.drift"
+    """The sentinel found answers further from the reference than the job's threshold; told once a job, which goes on."""
     SCHEDULE_RUN_FAILED = "schedule.run_failed"
     """A run of a schedule ended without a job; a job of a schedule that fails is ``job.failed``."""
     TEST = "webhook.test"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from batchinfer.jobs.leases import PartCommit, RowErrorSample
 from batchinfer.jobs.records import RowCounts
+from batchinfer.tracing import span
 from batchinfer.types import RowStatus, Usage
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ class Checkpoint:
             return
         rows, device_ns = self._rows, self._device_ns
         self._rows, self._device_ns, self._chars, self.completion_tokens = [], 0, 0, 0
-        file = self._writer.write(rows)
-        self._ledger.commit_part(self._attempt_id, _describe(rows, device_ns, file, self._replaced))
+        with span("checkpoint", attempt=self._attempt_id, rows=len(rows)):
+            file = self._writer.write(rows)
+            self._ledger.commit_part(self._attempt_id, _describe(rows, device_ns, file, self._replaced))
         self._last_at = self._clock()
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from batchinfer import __version__
+from batchinfer import __version__, tracing
 from batchinfer.engine.process import EngineProcess
 from batchinfer.errors import FencedError, NotFoundError
 from batchinfer.jobs.lease_order import Offer
@@ -31,12 +31,14 @@ from batchinfer_workers.ticker import ANYTHING, Ticker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from batchinfer.engine.config import EngineConfig
     from batchinfer.jobs.dispatch import Dispatcher
     from batchinfer.jobs.file_sweeper import FileSweeper
     from batchinfer.jobs.leases import Lease
     from batchinfer.jobs.ledger import Ledger
+    from batchinfer.jobs.records import JobRecord
     from batchinfer.jobs.schedule_runner import ScheduleRunner
     from batchinfer.jobs.serving import Serves
     from batchinfer.jobs.webhook_sender import WebhookSender
@@ -139,7 +141,7 @@ class WorkerNode:
             lease = self._ledger.lease_planning(self.id, job_id=self._job_id, lease_seconds=seconds)
             if lease is None:
                 return
-            with suppress(FencedError), bound(job=lease.job.id):
+            with suppress(FencedError), bound(job=lease.job.id), self._span("plan", lease.job):
                 roots = roots_of(self._ledger, self._settings, lease.job)
                 job = run_planning(self._ledger, lease, worker_id=self.id, lease_seconds=seconds, roots=roots)
                 _log.info("job %s is %s with %s rows in %s shards", job.id, job.state, job.num_rows, job.num_shards)
@@ -166,7 +168,7 @@ class WorkerNode:
             lease = self._ledger.lease_finalizing(self.id, job_id=self._job_id, lease_seconds=seconds)
             if lease is None:
                 return
-            with suppress(FencedError), bound(job=lease.job.id):
+            with suppress(FencedError), bound(job=lease.job.id), self._span("finalize", lease.job):
                 roots = roots_of(self._ledger, self._settings, lease.job)
                 job = run_finalizing(self._ledger, lease, lease_seconds=seconds, roots=roots)
                 _log.info("job %s is %s", job.id, job.state)
@@ -229,12 +231,16 @@ class WorkerNode:
         runner = ShardRunner(self._ledger, self._host, self._settings, lease, self.draining, reference=self._reference)
         self._runners[lease.attempt_id] = runner
         try:
-            with bound(job=lease.job.id, shard=lease.shard.index, attempt=lease.attempt_id):
+            ids: dict[str, Any] = {"shard": lease.shard.index, "attempt": lease.attempt_id}
+            with bound(job=lease.job.id, **ids), self._span("attempt", lease.job, mode=lease.mode, **ids):
                 job = runner.run()
         finally:
             del self._runners[lease.attempt_id]
         if job is not None and job.state is JobState.FINALIZING:
             self._dispatcher.wake_finalizer(job.id)
+
+    def _span(self, name: str, job: JobRecord, **attributes: Any) -> AbstractContextManager[None]:
+        return tracing.span(name, job.traceparent, job=job.id, model=job.model, worker=self.id, **attributes)
 
     def _start_engine(self, config: EngineConfig) -> EngineProcess:
         _log.info("loading %s", config.model)

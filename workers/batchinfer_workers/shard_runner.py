@@ -6,6 +6,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from batchinfer import tracing
 from batchinfer.engine.model_identity import model_revision, model_stamp
 from batchinfer.errors import (
     BatchInferError,
@@ -106,6 +107,10 @@ class ShardRunner:
         """Tell the ledger how the attempt ended."""
         lease = self._lease
         name = f"attempt {lease.attempt_id} of shard {lease.shard.index} of {lease.job.id}"
+        if isinstance(error, Stopped):
+            tracing.note(end=f"given back: {error}")
+        else:
+            tracing.note_error(error)
         if isinstance(error, FencedError):
             _log.warning("%s lost its lease", name)
         elif isinstance(error, Stopped):
@@ -215,13 +220,15 @@ class ShardRunner:
         checkpoint.flush()
 
     def _commit(self, files: ShardFiles) -> JobRecord:
-        self._keeper.check()
-        result = files.merge()
-        found = self._watch(files, result)
-        job = self._ledger.commit_shard(self._lease.attempt_id, result, found)
-        self._keeper.close()
-        files.publish(result)
-        return job
+        lease = self._lease
+        with tracing.span("commit", job=lease.job.id, shard=lease.shard.index, attempt=lease.attempt_id):
+            self._keeper.check()
+            result = files.merge()
+            found = self._watch(files, result)
+            job = self._ledger.commit_shard(lease.attempt_id, result, found)
+            self._keeper.close()
+            files.publish(result)
+            return job
 
     def _watch(self, files: ShardFiles, result: ShardResult) -> SentinelFound | None:
         """Hold a share of the answers against the reference precision, if the job asks for it; the cost is overhead."""

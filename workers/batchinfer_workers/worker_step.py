@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
 
+from batchinfer import tracing
 from batchinfer.jobs.dispatch import CeleryDispatcher, shard_queue
 from batchinfer.jobs.service import JobService
 from batchinfer_workers.clock import file_sweeper, schedule_runner, webhook_sender
@@ -30,6 +31,7 @@ class NodeStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         """The worker starts."""
         options: NodeOptions = worker.app.batchinfer_options
         settings = options.settings
+        tracing.start(settings.otlp_endpoint, "batchinfer-worker")
         # the service checks that the database is there and up to date
         self._service = JobService.connect(settings.sqlalchemy_url, "memory://")
         dispatcher = CeleryDispatcher(worker.app)

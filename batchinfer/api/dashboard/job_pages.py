@@ -1,8 +1,9 @@
 """Pages of jobs: the list, one job, what may be done to it, and the form that submits one."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -11,14 +12,18 @@ from starlette.concurrency import run_in_threadpool
 from batchinfer.api.dashboard.rendering import PageRoute, render
 from batchinfer.api.deps import Files, JobId, Service, plain_text
 from batchinfer.api.errors import status_of
-from batchinfer.errors import InputError, InvalidSpecError, UserError
+from batchinfer.errors import InputError, InvalidSpecError, NotFoundError, UserError
 from batchinfer.jobs.history import Bucket, committed_over_time, latest_spans
 from batchinfer.jobs.ids import new_job_id
+from batchinfer.jobs.money_views import ForecastReport
 from batchinfer.jobs.records import JobRecord
 from batchinfer.jobs.service import JobService
 from batchinfer.jobs.spec import Quantization, parse_spec
 from batchinfer.jobs.status import HELD, JobState
 from batchinfer.jobs.views import JobView, PreviewRow
+
+if TYPE_CHECKING:
+    from batchinfer.api.dashboard.kept_series import KeptSeries
 
 PAGE = 25
 FIRST_ROWS = 8
@@ -104,7 +109,8 @@ def job_page(request: Request, job_id: JobId, service: Service) -> HTMLResponse:
         is_live=job.state in ACTIVE,
         can=_possible(job),
         spans=spans,
-        series=_series(service, job, now),
+        series=_series(request, service, job, now),
+        forecast=_forecast(service, job.id),
         errors=service.errors(job.id, limit=SAMPLES),
         rows=rows,
         rows_fault=rows_fault,
@@ -129,10 +135,23 @@ def _failed(view: JobView) -> int:
     return view.rows.errored + view.rows.expired + view.rows.cancelled
 
 
-def _series(service: JobService, job: JobRecord, now: datetime) -> list[Bucket]:
-    if job.started_at is None:
+def _series(request: Request, service: JobService, job: JobRecord, now: datetime) -> Sequence[Bucket]:
+    start = job.started_at
+    if start is None:
         return []
-    return committed_over_time(service.engine, job.id, job.started_at, job.finished_at or now)
+    # the last sum of a job that has ended is its own: nobody waits for the end to show
+    kept: KeptSeries = request.app.state.series
+    return kept.get(
+        (job.id, job.finished_at), lambda: committed_over_time(service.engine, job.id, start, job.finished_at or now)
+    )
+
+
+def _forecast(service: JobService, job_id: str) -> ForecastReport | None:
+    """What was expected of the job; None before it is planned."""
+    try:
+        return service.forecast(job_id)
+    except NotFoundError:
+        return None
 
 
 def _first_rows(service: JobService, job: JobRecord) -> tuple[list[PreviewRow], str | None]:

@@ -46,7 +46,20 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("usd", "nanos", "count", "percent", "duration", "moment", "tone", "words", "short", "ago"):
+    for name in (
+        "usd",
+        "nanos",
+        "count",
+        "percent",
+        "duration",
+        "moment",
+        "tone",
+        "words",
+        "short",
+        "ago",
+        "figure",
+        "figure_name",
+    ):
         made.filters[name] = getattr(words, name)
     made.globals.update(charts=charts, money=words.nanos_of, version=__version__)
     return made

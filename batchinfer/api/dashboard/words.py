@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from batchinfer.money import format_usd, usd_to_nanos
+from batchinfer.money import NANOS_PER_USD, format_usd, usd_to_nanos
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -85,6 +85,20 @@ def duration(seconds: float | None) -> str:
         if number or parts:
             parts.append(f"{number} {name}")
     return " ".join(part for part in parts[:2] if not part.startswith("0 "))
+
+
+def figure(value: float | None, what: str) -> str:
+    """A figure of a forecast, in its unit."""
+    if value is None:
+        return NOTHING
+    if what == "cost_usd":
+        return format_usd(round(value * NANOS_PER_USD))
+    return duration(value) if what == "device_seconds" else count(round(value))
+
+
+def figure_name(what: str) -> str:
+    """``Cost`` of ``cost_usd``."""
+    return words(what.removesuffix("_usd").replace("device_seconds", "device_time")).capitalize()
 
 
 def ago(moment: datetime | None, now: datetime) -> str:

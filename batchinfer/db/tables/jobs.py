@@ -84,6 +84,7 @@ class Job(CountedRows, CountedWork, Base):
     retry_generation: Mapped[int] = mapped_column(default=0)
     model_revision: Mapped[str | None] = mapped_column(String(64))
     drift: Mapped[dict[str, Any] | None]
+    traceparent: Mapped[str | None] = mapped_column(String(64))
     created_at: Mapped[datetime]
     planned_at: Mapped[datetime | None]
     started_at: Mapped[datetime | None]

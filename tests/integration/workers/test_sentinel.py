@@ -1,14 +1,22 @@
 """The sentinel: which rows it compares, what it keeps, how loudly it warns, what it costs."""
 
+from ipaddress import ip_network
+
 import pytest
+from standardwebhooks.webhooks import Webhook
 
 from batchinfer.cli.jobs import print_status
+from batchinfer.jobs.caller import Caller
 from batchinfer.jobs.drift import Drift
 from batchinfer.jobs.present import job_view
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.speed import Speed
 from batchinfer.jobs.status import JobState
+from batchinfer.jobs.webhook_queue import WebhookQueue
+from batchinfer.jobs.webhook_sender import WebhookSender
+from batchinfer.jobs.webhooks import Webhooks
 from batchinfer_workers.sentinel import is_chosen
+from tests.receiver import Receiver
 
 REFERENCE = {"reference_factory": "tests.fakes:create_reference"}
 NOTHING = Speed(None, None, None)
@@ -68,6 +76,25 @@ def test_drift_above_the_threshold_is_said_loudly_and_once(bench, capsys):
     assert {place["row_index"] for place in view.drift.differences} == set(range(20))
     print_status(view)
     assert "ABOVE THE THRESHOLD" in capsys.readouterr().out
+
+
+def test_webhooks_are_told_of_drift_once_a_job(bench):
+    """With what the event of the job says; a webhook that wants other events hears nothing."""
+    with Receiver() as receiver:
+        networks = [ip_network("127.0.0.0/8")]
+        hooks = Webhooks(bench.ledger.engine)
+        wants = hooks.add(Caller.operator(), receiver.url, events=["job.drift"], allowed=networks)
+        other = hooks.add(Caller.operator(), receiver.url, events=["job.failed"], allowed=networks)
+        job_id = bench.submit([f"DRIFT {row}" for row in range(20)], shard_rows=5, sentinel=1, sentinel_threshold=0.2)
+        bench.run(job_id, **REFERENCE, webhook_networks="127.0.0.0/8")
+        # the worker may have ended before it sent
+        WebhookSender(WebhookQueue(bench.ledger.engine), allowed=networks).tick()
+        receiver.wait_for(1)
+        ((headers, body),) = receiver.got
+    said = Webhook(wants.secret).verify(body, headers)
+    (event,) = [event for event in bench.ledger.events(job_id) if event.kind == "drift"]
+    assert (said["type"], said["data"]["id"], said["data"]["drift"]) == ("job.drift", job_id, event.data)
+    assert hooks.deliveries(Caller.operator(), other.id).data == []
 
 
 def test_without_it_nothing_is_compared(bench):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchinfer.api.dashboard import charts, words
+from batchinfer.api.dashboard.kept_series import LEAST_SECONDS, MAX_KEPT, SHARE, KeptSeries
 from batchinfer.jobs.history import Span
 
 NOW = datetime(2026, 3, 29, 12, tzinfo=UTC)
@@ -109,3 +110,54 @@ def test_another_sites_form_is_refused(client, service, tmp_path):
     assert service.list_jobs().data == []
     made = client.post("/submit", data=form, headers={"Origin": "http://127.0.0.1:8000"}, follow_redirects=False)
     assert (made.status_code, made.headers["location"]) == (303, f"/jobs/{service.list_jobs().data[0].id}")
+
+
+def test_a_forecasts_figures_have_their_units():
+    assert [words.figure(1.5, "device_seconds"), words.figure(0.0012, "cost_usd")] == ["1.5 s", "$0.0012"]
+    assert [words.figure(1234.6, "prompt_tokens"), words.figure(None, "cost_usd")] == ["1,235", "—"]
+    assert [words.figure_name(what) for what in ("cost_usd", "device_seconds")] == ["Cost", "Device time"]
+
+
+class Sums:
+    """Sums that take ``seconds`` of a clock each."""
+
+    def __init__(self, seconds):
+        self.now, self.number, self._seconds = 100.0, 0, seconds
+
+    def clock(self):
+        return self.now
+
+    def __call__(self):
+        self.now += self._seconds
+        self.number += 1
+        return [self.number]
+
+
+def test_many_that_look_cost_one_sum():
+    sums = Sums(0.01)
+    kept = KeptSeries(sums.clock)
+    assert [kept.get("a", sums) for _ in range(50)] == [[1]] * 50
+    sums.now += LEAST_SECONDS - 0.001
+    assert kept.get("a", sums) == [1]
+    sums.now += 0.002
+    assert kept.get("a", sums) == [2]
+    assert kept.get("b", sums) == [3]
+
+
+def test_a_slow_sum_serves_longer():
+    sums = Sums(2.0)
+    kept = KeptSeries(sums.clock)
+    kept.get("a", sums)
+    sums.now += 2.0 * SHARE - 0.001
+    assert kept.get("a", sums) == [1]
+
+
+def test_only_so_many_are_kept_and_a_failed_sum_is_not():
+    sums = Sums(0.0)
+    kept = KeptSeries(sums.clock)
+    with pytest.raises(ZeroDivisionError):
+        kept.get(0, lambda: 1 / 0)
+    for number in range(MAX_KEPT + 1):
+        kept.get(number, sums)
+    assert kept.get(MAX_KEPT, sums) == [MAX_KEPT + 1]
+    assert kept.get(0, sums) == [MAX_KEPT + 2], "the one that nobody looked at for longest is gone"

@@ -1,7 +1,9 @@
 """The doctor finds what is wrong, says how to mend it, and never falls over."""
 
 import importlib.util
+import re
 import shutil
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -134,3 +136,33 @@ def test_a_database_of_an_older_program(postgres, monkeypatch):
     check = by_name(batchinfer("doctor", "--json", exit_code=1))["migrations"]
     assert check["mend"] == "batchinfer db upgrade"
     postgres.drop_database(url)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    ("turned", "detail"),
+    [
+        (timedelta(hours=2), r"7[12]\d\d\.\d s ahead of the database's"),
+        (-timedelta(hours=2), r"7[12]\d\d\.\d s behind the database's"),
+    ],
+)
+def test_a_clock_that_is_off_is_found(postgresql_url, monkeypatch, turned, detail):
+    """This machine's clock is turned by two hours; the database's is PostgreSQL's own."""
+
+    class Turned(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + turned
+
+    monkeypatch.setattr(checks_services, "datetime", Turned)
+    found = checks_services.check_clock(Settings.load(database_url=postgresql_url))
+    assert found.status is CheckStatus.FAILED
+    assert re.fullmatch(detail, found.detail)
+    assert "synchronise" in found.mend
+
+
+@pytest.mark.service
+def test_a_clock_that_agrees_is_fine(postgresql_url):
+    found = checks_services.check_clock(Settings.load(database_url=postgresql_url))
+    assert (found.status, found.mend) == (CheckStatus.OK, None)
+    assert found.detail.startswith("within ")

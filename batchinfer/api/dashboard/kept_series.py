@@ -1,0 +1,43 @@
+"""A job's chart figures, summed at most every few seconds however many people look."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from batchinfer.jobs.history import Bucket
+
+LEAST_SECONDS = 4.0
+"""A sum serves for at least this long."""
+SHARE = 20
+"""And for this many times as long as it took: a job with 100,000 parts costs at most a twentieth of a core."""
+MAX_KEPT = 256
+"""Jobs whose sums are kept; the one that was looked at longest ago goes first."""
+
+
+class KeptSeries:
+    """Keeps sums until they are too old. Thread-safe; one sum is worked out at a time, the others wait for it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, tuple[float, Sequence[Bucket]]] = OrderedDict()
+
+    def get(self, key: Hashable, compute: Callable[[], Sequence[Bucket]]) -> Sequence[Bucket]:
+        """What is kept under the key, or else what ``compute`` returns."""
+        with self._lock:
+            began = self._clock()
+            until, series = self._kept.get(key, (0.0, ()))
+            if key not in self._kept or began >= until:
+                series = compute()
+                now = self._clock()
+                self._kept[key] = now + max(LEAST_SECONDS, SHARE * (now - began)), series
+            self._kept.move_to_end(key)
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+            return series
