@@ -15,6 +15,7 @@ from batchinfer.api.dashboard.kept_series import KeptSeries
 from batchinfer.api.errors import install_error_handlers
 from batchinfer.api.metrics import MetricsMiddleware, ServerMetrics
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from batchinfer.api.polling import Poller
 from batchinfer.api.rate_limit import RateLimitMiddleware, choose_buckets
 from batchinfer.api.routes import (
     batches,
@@ -71,6 +72,7 @@ def create_app(
         app.state.service.roots = roots
         app.state.files = FileStore(app.state.service.ledger, settings.files_folder, max_bytes=settings.max_file_bytes)
         app.state.settings = settings
+        app.state.poller = Poller()
         yield
         await buckets.close()
         if service is None:

@@ -1,4 +1,7 @@
-"""What routes ask for."""
+"""What routes ask for.
+
+All are coroutines, though none waits: FastAPI runs a plain function in a thread, and each hop costs more than the function.
+"""
 
 from __future__ import annotations
 
@@ -21,48 +24,48 @@ _JOB_ID = re.compile(r"[\w-]{1,64}", re.ASCII)
 _bearer = HTTPBearer(auto_error=False, description="An API key; `batchinfer keys create` makes one.")
 
 
-def get_caller(request: Request, _key: Annotated[Any, Security(_bearer)] = None) -> Caller:
+async def get_caller(request: Request, _key: Annotated[Any, Security(_bearer)] = None) -> Caller:
     """Whose request this is."""
     caller: Caller = request.state.caller
     return caller
 
 
-def get_service(request: Request, caller: Annotated[Caller, Depends(get_caller)]) -> JobService:
+async def get_service(request: Request, caller: Annotated[Caller, Depends(get_caller)]) -> JobService:
     """The service that the app was made with, acting for the caller: other tenants' things are not there."""
     service: JobService = request.app.state.service
     return service.acting_for(caller)
 
 
-def get_admin_service(service: Annotated[JobService, Depends(get_service)]) -> JobService:
+async def get_admin_service(service: Annotated[JobService, Depends(get_service)]) -> JobService:
     """The same, for admins alone. Raises ForbiddenError."""
     service.caller.check_role(Role.ADMIN)
     return service
 
 
-def get_platform_service(service: Annotated[JobService, Depends(get_service)]) -> JobService:
+async def get_platform_service(service: Annotated[JobService, Depends(get_service)]) -> JobService:
     """The same, for callers that see every tenant. Raises ForbiddenError."""
     service.caller.check_platform()
     return service
 
 
-def get_public_service(request: Request) -> JobService:
+async def get_public_service(request: Request) -> JobService:
     """The service, for routes that need no key: they show nothing of any tenant."""
     service: JobService = request.app.state.service
     return service
 
 
-def get_files(request: Request) -> FileStore:
+async def get_files(request: Request) -> FileStore:
     """The stored files."""
     files: FileStore = request.app.state.files
     return files
 
 
-def get_batches(service: Annotated[JobService, Depends(get_service)], request: Request) -> BatchService:
+async def get_batches(service: Annotated[JobService, Depends(get_service)], request: Request) -> BatchService:
     """What the OpenAI door does with batches."""
     return BatchService(service, request.app.state.files, request.app.state.settings.models)
 
 
-def get_job_id(job_id: Annotated[str, Path(description="Id of a job.")]) -> str:
+async def get_job_id(job_id: Annotated[str, Path(description="Id of a job.")]) -> str:
     """The job id of the path. Text that no id can be never reaches the database. Raises NotFoundError."""
     if not _JOB_ID.fullmatch(job_id):
         raise NotFoundError("no such job; GET /v1/jobs lists them", param="job_id")
@@ -74,13 +77,16 @@ def plain_text(text: str | None) -> str | None:
     return None if text is None else text.replace("\0", "\ufffd")
 
 
-def get_if_match(
+async def get_if_match(
     if_match: Annotated[
         str | None, Header(alias="If-Match", description="The `ETag` that the caller has read; `*` is any.")
     ] = None,
 ) -> str | None:
     """The version of an If-Match header, or None where any will do."""
-    return None if if_match is None or if_match.strip() == "*" else if_match.strip().removeprefix("W/").strip('"')
+    if if_match is None or if_match.strip() == "*":
+        return None
+    # an ETag is the version of what can be changed, then that of the rest: progress is nobody's edit
+    return if_match.strip().removeprefix("W/").strip('"').partition(".")[0]
 
 
 async def get_raw_body(request: Request) -> Any:

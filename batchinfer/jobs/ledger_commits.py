@@ -11,9 +11,8 @@ from batchinfer.db.tables import Attempt, Job, LedgerEntry, Part, RowErrorRow, S
 from batchinfer.errors import ConflictError
 from batchinfer.jobs.drift import DRIFT_WARNING, Drift
 from batchinfer.jobs.ledger_leases import Leases, closing_status
-from batchinfer.jobs.ledger_rows import count_columns, job_record, row_counts
+from batchinfer.jobs.ledger_rows import count_columns, job_record, row_counts, spec_of
 from batchinfer.jobs.ledger_usage import count_usage
-from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.status import AttemptState, JobState, ShardState
 from batchinfer.jobs.webhook_events import Event, tell
 
@@ -112,7 +111,7 @@ class Commits(Leases):
         warnings = list(job.warnings)
         if sentinel.problem is not None and sentinel.problem not in warnings:
             warnings.append(sentinel.problem)
-        threshold = JobSpec.model_validate(job.spec).sentinel_threshold
+        threshold = spec_of(job).sentinel_threshold
         if drift.kl_mean > threshold and not any(warning.startswith(DRIFT_WARNING) for warning in warnings):
             warnings.append(
                 f"{DRIFT_WARNING}: a mean divergence of {drift.kl_mean:.4f} nats a token from float32, above the "

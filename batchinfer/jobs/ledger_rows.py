@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from batchinfer.jobs.leases import RowErrorSample
@@ -22,6 +24,8 @@ from batchinfer.types import RowStatus, Usage
 if TYPE_CHECKING:
     from sqlalchemy import Row
 
+MAX_SPECS = 128
+"""Specs kept in memory; most are of a kilobyte, a few may have a template of a megabyte."""
 STATUS_COLUMNS = {status: f"rows_{status}" for status in RowStatus}
 """Status to the name of the column that counts it."""
 
@@ -41,6 +45,25 @@ def usage(row: Row[Any]) -> Usage:
     return Usage(row.prompt_tokens, row.cached_tokens, row.completion_tokens)
 
 
+_specs: OrderedDict[str, JobSpec] = OrderedDict()
+_specs_lock = Lock()
+
+
+def spec_of(row: Row[Any]) -> JobSpec:
+    """A job's spec. Reading one takes longer than most queries; its hash says which are equal, and none ever changes."""
+    with _specs_lock:
+        found = _specs.get(row.spec_hash)
+        if found is not None:
+            _specs.move_to_end(row.spec_hash)
+            return found
+    found = JobSpec.model_validate(row.spec)
+    with _specs_lock:
+        _specs[row.spec_hash] = found
+        while len(_specs) > MAX_SPECS:
+            _specs.popitem(last=False)
+    return found
+
+
 def job_record(row: Row[Any]) -> JobRecord:
     """A row of ``jobs``."""
     return JobRecord(
@@ -48,7 +71,7 @@ def job_record(row: Row[Any]) -> JobRecord:
         tenant_id=row.tenant_id,
         name=row.name,
         tags=row.tags,
-        spec=JobSpec.model_validate(row.spec),
+        spec=spec_of(row),
         spec_hash=row.spec_hash,
         idempotency_key=row.idempotency_key,
         model=row.model,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import func, select
+from sqlalchemy import JSON, Text, bindparam, cast, func, select
 
 from batchinfer.db.session import read_transaction
 from batchinfer.db.tables import Job, Part, RowErrorRow, Shard, StoredFile, WebhookDeliveryRow, Worker
 from batchinfer.db.tables.webhooks import IS_PENDING
+from batchinfer.errors import NotFoundError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -36,6 +38,43 @@ class ErrorCount:
 
     code: str
     num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobVersion:
+    """Equal while a job's row says the same."""
+
+    version: str
+    has_ended: bool
+
+
+_SAME_FOR_EVER = frozenset(
+    {"spec", "spec_hash", "body_hash", "idempotency_key", "fingerprint", "model_revision", "max_attempts"}
+)
+"""Columns that no view shows, or that never change; as are those of the planner's and finalizer's lease."""
+_VERSION = select(
+    Job.id,
+    Job.tenant_id,
+    Job.finished_at,
+    # JSON as text: nobody looks into it
+    *(
+        cast(column, Text) if isinstance(column.type, JSON) else column
+        for column in Job.__table__.columns
+        if column.name not in _SAME_FOR_EVER and not column.name.startswith("step_")
+    ),
+).where(Job.id == bindparam("job_id"))
+
+
+def job_version(engine: Engine, job_id: str, caller: Caller) -> JobVersion:
+    """Of a job that the caller may see: one row by its key, nothing parsed. Raises NotFoundError."""
+    with read_transaction(engine) as connection:
+        row = connection.execute(_VERSION, {"job_id": job_id}).one_or_none()
+    missing = f"no job {job_id}; `batchinfer ls` lists them"
+    if row is None:
+        raise NotFoundError(missing, param="job_id")
+    caller.check_sees(row[1], missing, param="job_id")
+    digest = hashlib.blake2b(repr(tuple(row)).encode(errors="replace"), digest_size=9)
+    return JobVersion(digest.hexdigest(), row[2] is not None)
 
 
 def has_key(engine: Engine, stored_key: str) -> bool:

@@ -3,9 +3,21 @@
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query, Response
+from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 
-from batchinfer.api.deps import Files, IdempotencyKey, IfMatch, JobId, Limit, RawBody, Service, plain_text
+from batchinfer.api.deps import (
+    Files,
+    IdempotencyKey,
+    IfMatch,
+    JobId,
+    Limit,
+    RawBody,
+    Service,
+    get_caller,
+    get_job_id,
+    get_service,
+    plain_text,
+)
 from batchinfer.api.schemas import ErrorBody, ResumeBody, RetryBody, RetryView
 from batchinfer.jobs.changes import JobChanges
 from batchinfer.jobs.ids import new_job_id
@@ -21,6 +33,9 @@ JOB_ERRORS: dict[int | str, dict[str, Any]] = {
 }
 _CHANGED: dict[int | str, dict[str, Any]] = {
     412: {"model": ErrorBody, "description": "The job was changed since it was read."}
+}
+_UNCHANGED: dict[int | str, dict[str, Any]] = {
+    304: {"description": "Nothing has changed since the answer with the ETag in `If-None-Match`."}
 }
 _CONFLICT: dict[int | str, dict[str, Any]] = {409: {"model": ErrorBody, "description": "The job's state forbids it."}}
 
@@ -79,12 +94,22 @@ def list_jobs(  # noqa: PLR0917 -- FastAPI passes them by name
     )
 
 
-@router.get("/{job_id}")
-def get_job(job_id: JobId, service: Service, response: Response) -> JobView:
-    """Poll a job: state, rows, speed, time left, cost. The `ETag` names the version of what PATCH can change."""
-    job = service.job(job_id)
-    response.headers["ETag"] = f'"{version_of(job)}"'
-    return service.view_alone(job)
+# what the other routes' dependencies do, by hand: for this route, which is asked most, they are a third of the time
+@router.get("/{job_id}", response_model=JobView, responses=_UNCHANGED, openapi_extra={"security": [{"HTTPBearer": []}]})
+async def get_job(
+    job_id: Annotated[str, Path(description="Id of a job.")],
+    request: Request,
+    if_none_match: Annotated[str | None, Header(description="The `ETag` that the caller has read.")] = None,
+) -> Response:
+    """Poll a job: state, rows, speed, time left, cost.
+
+    With `If-None-Match: ETAG` the answer is an empty 304 while nothing has changed. The `ETag` is good for PATCH's
+    `If-Match`, too, which looks only at the part that names the version of what PATCH can change. Speed, time left and
+    why a job waits may be a second old.
+    """
+    service = await get_service(request, await get_caller(request))
+    answer: Response = await request.app.state.poller.answer(service, await get_job_id(job_id), if_none_match)
+    return answer
 
 
 @router.patch("/{job_id}", responses=_CONFLICT | _CHANGED)
@@ -96,7 +121,9 @@ def change_job(
     With `If-Match: ETAG` only if nobody changed the job since it was read.
     """
     service.change(job_id, body, version=if_match)
-    return get_job(job_id, service, response)
+    job = service.job(job_id)
+    response.headers["ETag"] = f'"{version_of(job)}"'
+    return service.view_alone(job)
 
 
 @router.post("/{job_id}/clone", status_code=202, responses=_CONFLICT)
