@@ -45,7 +45,8 @@ class Cluster:
         self.environment = {
             **os.environ,
             **{f"BATCHINFER_{name}": str(value) for name, value in values.items()},
-            "PYTHONPATH": str(ROOT),
+            # the program of this checkout, whatever is installed
+            "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("", "kernels", "workers")),
             "CALLS_FILE": str(self.calls_file),
         }
         self._workers: list[subprocess.Popen[bytes]] = []
@@ -108,7 +109,7 @@ class Cluster:
 
 
 def write_prompts(path: Path, prompts: list[str]) -> None:
-    pq.write_table(pa.table({"prompt": prompts, "n": range(len(prompts))}), path, row_group_size=500)
+    pq.write_table(pa.table({"prompt": prompts, "number": range(len(prompts))}), path, row_group_size=500)
 
 
 def check_books(ledger: Ledger, job: JobRecord) -> None:
@@ -116,7 +117,7 @@ def check_books(ledger: Ledger, job: JobRecord) -> None:
     assert job.output is not None
     assert verify(job.output).problems == ()
     rows = pq.read_table(job.output).to_pylist()
-    assert [row["row_index"] for row in rows] == [row["n"] for row in rows] == list(range(job.num_rows or 0))
+    assert [row["row_index"] for row in rows] == [row["number"] for row in rows] == list(range(job.num_rows or 0))
     assert RowCounts.of(row["status"] for row in rows) == job.counts
     tokens = (
         sum(row["usage"][name] for row in rows) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")

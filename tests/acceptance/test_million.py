@@ -48,7 +48,7 @@ print(json.dumps({
 
 def write_input(path: Path, row_group_size: int) -> None:
     prompts = (f"row {row} of a file with a million prompts in it" for row in range(NUM_ROWS))
-    table = pa.table({"prompt": pa.array(prompts, pa.string()), "n": pa.array(range(NUM_ROWS), pa.int32())})
+    table = pa.table({"prompt": pa.array(prompts, pa.string()), "number": pa.array(range(NUM_ROWS), pa.int32())})
     pq.write_table(table, path, row_group_size=row_group_size)
 
 
@@ -67,7 +67,7 @@ def test_a_million_rows_run_in_bounded_memory(tmp_path, row_group_size):
     assert report["state"] == "completed"
     assert report["counts"]["succeeded"] == NUM_ROWS
     assert report["peak"] - report["base"] < ALLOWED_BYTES, report
-    rows = pq.read_table(tmp_path / "out", columns=["row_index", "n"])
+    rows = pq.read_table(tmp_path / "out", columns=["row_index", "number"])
     expected = pa.chunked_array([pa.array(range(NUM_ROWS), pa.int64())])
     assert rows["row_index"].cast(pa.int64()).equals(expected)
-    assert rows["n"].cast(pa.int64()).equals(expected)
+    assert rows["number"].cast(pa.int64()).equals(expected)
