@@ -53,6 +53,9 @@ class SafeText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 -- the base's
         """Replace NUL and lone surrogates."""
-        if value is None:
-            return None
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
+        return None if value is None else storable(value)
+
+
+def storable(text: str) -> str:
+    """Text as any UTF-8 column can hold it: NUL and lone surrogates become U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")

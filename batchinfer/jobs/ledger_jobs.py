@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import insert, select
 
 from batchinfer.db.tables import Attempt, Job, JobEventRow, JobTag, Part, RowErrorRow, Shard
+from batchinfer.db.types import storable
 from batchinfer.errors import ConflictError
 from batchinfer.jobs.caller import DEFAULT_TENANT
 from batchinfer.jobs.ids import new_job_id
@@ -171,7 +172,8 @@ class Jobs(LedgerBase):
 
 def add_tags(connection: Connection, job_id: str, tenant: str, tags: Mapping[str, str]) -> None:
     """Note a new job's tags, or those of a job that has none, where jobs are looked up by them."""
-    rows = [{"job_id": job_id, "key": key, "value": value, "tenant_id": tenant} for key, value in tags.items()]
+    kept = {storable(key): storable(value) for key, value in tags.items()}
+    rows = [{"job_id": job_id, "key": key, "value": value, "tenant_id": tenant} for key, value in kept.items()]
     if rows:
         connection.execute(insert(JobTag), rows)
 
