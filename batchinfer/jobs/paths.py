@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_PATH_LENGTH = 1024
 """PostgreSQL cannot index longer models; no path is that long."""
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*(@\w[\w./-]*)?)?")
 _GLOB = re.compile(r"[*?\[]")
 
 

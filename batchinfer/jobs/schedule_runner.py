@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from batchinfer.errors import ConflictError, InputError, UserError
 from batchinfer.jobs.ids import new_job_id
+from batchinfer.jobs.model_pins import ModelPins
 from batchinfer.jobs.paths import check_output_is_free, resolve_paths
 from batchinfer.jobs.schedule_records import RunState
 from batchinfer.jobs.schedule_spec import MissingInput, Overlap, render_job
@@ -65,7 +66,9 @@ class ScheduleRunner:
         """Give a claimed run its job, or say why it has none."""
         job_id = new_job_id()
         try:
-            spec = resolve_paths(self._render(claim), base=None, job_id=job_id, must_exist=False)
+            # at each run: a pin that was moved counts from the next run on
+            spec = ModelPins(self._ledger.engine).resolve(self._render(claim))
+            spec = resolve_paths(spec, base=None, job_id=job_id, must_exist=False)
             assert spec.output is not None
             self._check_roots(claim.schedule.tenant, spec)
             check_output_is_free(spec.output)

@@ -24,6 +24,8 @@ from batchinfer.jobs.installed_roots import InstalledRoots
 from batchinfer.jobs.keys import Keys
 from batchinfer.jobs.ledger import RETRIED, Ledger
 from batchinfer.jobs.ledger_jobs import stored_key
+from batchinfer.jobs.model_pins import ModelPins
+from batchinfer.jobs.model_use import model_use
 from batchinfer.jobs.models import known_models
 from batchinfer.jobs.money_service import MoneyService
 from batchinfer.jobs.paths import check_output_is_free, resolve_paths
@@ -40,6 +42,7 @@ from batchinfer.jobs.webhooks import Webhooks
 from batchinfer.money import usd_to_nanos
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from decimal import Decimal
     from pathlib import Path
@@ -148,6 +151,11 @@ class JobService:
         """The webhooks."""
         return Webhooks(self.engine)
 
+    @property
+    def pins(self) -> ModelPins:
+        """The pinned models."""
+        return ModelPins(self.engine)
+
     def close(self) -> None:
         """Give the database connections back."""
         self.engine.dispose()
@@ -177,7 +185,8 @@ class JobService:
         job_id = job_id or new_job_id()
         stored = stored_key(self.caller.home, idempotency_key)
         is_replay = stored is not None and queries.has_key(self.engine, stored)
-        resolved = resolve_paths(spec, base=base, job_id=job_id, must_exist=self.shares_disk and not is_replay)
+        pinned = self.pins.resolve(spec)
+        resolved = resolve_paths(pinned, base=base, job_id=job_id, must_exist=self.shares_disk and not is_replay)
         if not is_replay:
             self._check_roots(resolved, job_id)
             self._check_new(resolved)
@@ -199,7 +208,7 @@ class JobService:
         Raises:
             UserError: what :func:`resolve_paths` raises; a path that the tenant may not use.
         """
-        resolved = resolve_paths(spec, base=base, job_id="estimate", must_exist=True)
+        resolved = resolve_paths(self.pins.resolve(spec), base=base, job_id="estimate", must_exist=True)
         self._check_roots(resolved, "estimate")
         tenant = self.tenants.get(self.caller, self.caller.home)
         roots = self.roots.of(tenant, has_key=self.caller.key_id is not None)
@@ -406,6 +415,10 @@ class JobService:
     def models(self, names: Mapping[str, str]) -> ModelList:
         """Models that requests may name; ``names`` are the settings' aliases."""
         return known_models(self.engine, names, caller=self.caller, workers_since=self._now() - WORKER_SILENCE)
+
+    def model_use(self) -> tuple[Counter[str], Counter[str]]:
+        """Of each model, how many of the newest jobs name it, and how many workers alive have it loaded."""
+        return model_use(self.engine, workers_since=self._now() - WORKER_SILENCE)
 
     # -- steering -----------------------------------------------------------------------------------------------------
     def change(self, job_id: str, changes: JobChanges, *, version: str | None = None) -> JobView:

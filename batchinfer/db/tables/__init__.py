@@ -22,6 +22,7 @@ from batchinfer.db.tables.jobs import (
     Shard,
     Worker,
 )
+from batchinfer.db.tables.models import ModelPinRow
 from batchinfer.db.tables.money import BudgetRow, DevicePriceRow, ForecastRow, UsageRow
 from batchinfer.db.tables.reuse import KeyIndexRow
 from batchinfer.db.tables.schedules import ScheduleRow, ScheduleRunRow
@@ -48,6 +49,7 @@ __all__ = [
     "JobTag",
     "KeyIndexRow",
     "LedgerEntry",
+    "ModelPinRow",
     "Part",
     "PriceRow",
     "RowErrorRow",
