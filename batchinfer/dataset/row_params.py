@@ -23,6 +23,8 @@ ALIASES = {
     "response_format": "json_schema",
     "guided_json": "json_schema",
 }
+IN_STRUCTS_ONLY = frozenset({"n"})
+"""Names that too many tables use for something else: as a column of its own, ``n`` is data."""
 _CACHE_SIZE = 1024
 
 
@@ -105,7 +107,7 @@ class ParamReader:
     """Knows which columns override parameters.
 
     A column counts if it is named like a parameter, its type can hold one, and the prompt does not use it (a template
-    over weather data may well have a ``temperature``). A struct column ``sampling_params`` or ``params`` counts if each
+    over weather data may well have a ``temperature``), but those of :data:`IN_STRUCTS_ONLY`. A struct column ``sampling_params`` or ``params`` counts if each
     of its fields does; its values win over single columns.
     """
 
@@ -198,7 +200,7 @@ def _frozen(value: Any) -> Any:
 def _looks_like_params(field: pa.Field) -> bool:
     """By its name; a struct column also needs one field named like a parameter."""
     if _parameter(field.name):
-        return True
+        return field.name not in IN_STRUCTS_ONLY
     return (
         field.name in STRUCT_COLUMNS
         and pa.types.is_struct(field.type)

@@ -318,3 +318,10 @@ def test_an_openai_body_asks_for_a_format():
     assert (
         SamplingParams(**body_params({"response_format": {"type": "json_object"}})).json_schema == '{"type":"object"}'
     )
+
+
+def test_a_column_named_n_is_data_and_a_struct_s_field_the_number_of_samples():
+    (row,) = read({"prompt": ["x"], "n": [7], "params": [{"n": 2, "temperature": 1.0}]})
+    assert (row.request.params.n, row.request.params.temperature) == (2, 1.0)
+    (row,) = read({"prompt": ["x"], "n": [7]})
+    assert row.request.params.n == 1
