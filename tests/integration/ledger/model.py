@@ -1,6 +1,6 @@
 """What must be true of a job, in plain Python: sets of rows and a list of bookings, no database.
 
-Written from the rules in DESIGN.md and the ledger's docstrings, not from its code.
+Written from the rules in docs/architecture.md and the ledger's docstrings, not from its code.
 """
 
 from __future__ import annotations

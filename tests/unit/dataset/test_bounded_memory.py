@@ -51,7 +51,7 @@ def write_input(path, rows_per_group):
 
 
 def test_a_million_rows_stream_through_in_bounded_memory_with_many_row_groups_and_with_one(tmp_path):
-    """CASES 21, issue 2 section 3: source, prompts, parts, merge, single file, ids, all under base + 200 MB; so is verify.
+    """Source, prompts, parts, merge, single file, ids, all under base + 200 MB; so is verify.
 
     Two child processes, side by side, each measured by the kernel's high-water mark.
     """
@@ -96,7 +96,7 @@ WIDE_PROGRAM = textwrap.dedent(
 
 
 def test_more_than_two_gigabytes_in_one_string_column_pass_through_in_bounded_memory(tmp_path):
-    """CASES 21: int32 offsets end at 2 GiB, and so must no buffer of ours. One long context is repeated in each row."""
+    """Offsets of int32 end at 2 GiB, and so must no buffer of ours. One long context is repeated in each row."""
     num_rows, text = 2200, "0123456789abcdef" * (1 << 16)  # 1 MiB
     column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(num_rows, np.int32)), pa.array([text]))
     schema = pa.schema([("n", pa.int64()), ("context", pa.string())])

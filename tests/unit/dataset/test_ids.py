@@ -33,7 +33,7 @@ def first_duplicate(values):
 
 @given(st.lists(st.integers(0, 60), max_size=40), st.booleans())
 def test_the_first_duplicate_is_found_with_both_rows_in_memory_and_on_disk(values, on_disk):
-    """CASES 8. A dictionary is the reference."""
+    """A dictionary is the reference."""
     pair = first_duplicate(values)
     rows_per_partition = ids._ROWS_PER_PARTITION
     ids._ROWS_PER_PARTITION = 5 if on_disk else rows_per_partition

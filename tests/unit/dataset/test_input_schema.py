@@ -89,13 +89,13 @@ def test_types_that_do_not_fit_are_refused_with_both_files():
 
 
 def test_duplicate_names_are_refused():
-    """CASES 20: Parquet can hold them, nobody can read them."""
+    """Parquet can hold them, nobody can read them."""
     with pytest.raises(InputError, match=r"one\.parquet has more than one column named 'x'"):
         SchemaUnifier().add("one.parquet", pa.schema([("x", pa.int64()), ("y", pa.int64()), ("x", pa.string())]))
 
 
 def test_columns_that_parquet_cannot_hold_are_all_named():
-    """CASES 17: an empty struct."""
+    """An empty struct."""
     fields = [pa.field("ok", pa.int8()), pa.field("s", pa.struct([])), pa.field("l", pa.list_(pa.struct([])))]
     with pytest.raises(InputError, match=r"'s' .*'l' "):
         refuse_unwritable(fields)

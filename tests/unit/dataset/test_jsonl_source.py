@@ -81,7 +81,7 @@ def test_bad_lines_are_refused_by_number_before_anything_runs(tmp_path):
 
 
 def test_lone_surrogates_and_broken_utf8_become_replacement_characters_with_a_flag(tmp_path):
-    """CASES 18: written, flagged, never an aborted job. NUL and emoji are text like any other."""
+    """Written, flagged, never an aborted job. NUL and emoji are text like any other."""
     lines = [
         line("a", **chat("cut \ud83d emoji")).encode(),
         b'{"custom_id": "b", "body": {"prompt": "bytes \xff\xfe here"}}',

@@ -102,7 +102,7 @@ def fail_some(row, attempt):
 
 @pytest.mark.parametrize("single", [False, True])
 def test_a_retry_runs_the_failed_rows_only_and_keeps_the_others_byte_for_byte(tmp_path, single):
-    """CASES 15. The base is the published shard, or the single output file."""
+    """The base is the published shard, or the single output file."""
     pq.write_table(pa.table({"prompt": [f"p{i}" for i in range(35)]}), tmp_path / "in.parquet")
     output = str(tmp_path / ("out.parquet" if single else "out"))
     job = DatasetJob([str(tmp_path / "in.parquet")], output, answer=fail_some)
@@ -139,7 +139,7 @@ def test_a_retry_runs_the_failed_rows_only_and_keeps_the_others_byte_for_byte(tm
 
 
 def test_invalid_utf8_of_the_input_is_repaired_in_the_output_and_flagged(tmp_path):
-    """CASES 18: so that every reader can read the output."""
+    """So that every reader can read the output."""
     binary = pa.array([b"ok", b"\xff", "ü".encode()])
     text = pa.Array.from_buffers(pa.string(), 3, binary.buffers())
     pq.write_table(pa.table({"prompt": ["a", "b", "c"], "note": text}), tmp_path / "in.parquet")

@@ -73,13 +73,11 @@ def test_a_null_does_what_was_asked_for(on_null, expected):
 
 
 def test_empty_and_blank_prompts_are_error_rows():
-    """CASES 4."""
     assert outcomes(read({"prompt": ["", "  \n\t", "x"]})) == [ErrorCode.EMPTY_PROMPT, ErrorCode.EMPTY_PROMPT, "x"]
     assert outcomes(read({"prompt": [""]}, system="Be brief.")) == [ErrorCode.EMPTY_PROMPT]
 
 
 def test_bytes_that_are_not_utf8_are_an_error_row():
-    """CASES 18."""
     rows = read({"prompt": pa.array([b"ok", b"a\xff", "ü".encode()])})
     assert outcomes(rows) == ["ok", ErrorCode.INVALID_ENCODING, "ü"]
     assert rows[1].error.message == "column 'prompt' is not valid UTF-8 (byte 1)"
@@ -116,7 +114,6 @@ JSON_MESSAGES = [
 
 @pytest.mark.parametrize(("messages", "expected"), JSON_MESSAGES)
 def test_messages_as_json_text(messages, expected):
-    """CASES 4."""
     assert outcomes(read({"messages": [json.dumps(messages)]})) == [expected]
     assert outcomes(read({"messages": [json.dumps(messages).encode()]})) == [expected]
 
@@ -142,7 +139,6 @@ def test_messages_as_lists_of_structs_with_text_and_parts_and_as_maps():
 
 
 def test_surrogates_in_json_are_replaced_and_flagged():
-    """CASES 18."""
     row = read({"messages": [json.dumps([user("cut \ud83d")])]})[0]
     assert (row.request.messages, row.warnings) == ([user("cut \ufffd")], ("text_replaced",))
 

@@ -30,7 +30,7 @@ def test_the_output_has_the_inputs_columns_and_then_ours():
 
 
 def test_a_column_named_like_ours_is_refused_with_the_way_out():
-    """CASES 20. Case does not help: DuckDB and Spark do not tell Output from output."""
+    """Case does not help: DuckDB and Spark do not tell Output from output."""
     taken = pa.schema([("status", pa.int8()), ("Output", pa.int8()), ("x", pa.int8())])
     with pytest.raises(InvalidSpecError, match=r"'status', 'output'.*--column-prefix") as caught:
         ResultSchema(taken)
@@ -39,7 +39,7 @@ def test_a_column_named_like_ours_is_refused_with_the_way_out():
 
 
 def test_a_first_batch_of_errors_only_and_of_successes_only_have_one_schema():
-    """CASES 17: nothing is inferred from values."""
+    """Nothing is inferred from values."""
     schema = ResultSchema(INPUT)
     success = ResultRow(0, RowStatus.SUCCEEDED, "m", 1, "hi", FinishReason.STOP, usage=Usage(3, 1, 2), cost_nanos=1)
     error = ResultRow(1, RowStatus.ERRORED, "m", 1, error=RowError(ErrorCode.ENGINE_ERROR, "boom"))
@@ -74,7 +74,6 @@ def test_a_cost_beyond_the_column_is_refused_not_wrapped():
 
 
 def test_text_that_utf8_cannot_hold_is_replaced_and_flagged_beside_other_warnings():
-    """CASES 18."""
     rows = [
         ResultRow(0, RowStatus.SUCCEEDED, "m", 1, output="cut \ud83d", clamped_max_tokens=7),
         ResultRow(1, RowStatus.SUCCEEDED, "m", 1, output="nul \0 ok", warnings=("text_replaced",)),

@@ -126,7 +126,7 @@ def test_a_large_file_written_again_is_a_change_even_with_equal_ends(tmp_path):
 
 
 def test_text_of_every_encoding_in_one_folder_is_one_column(tmp_path):
-    """CASES 20: string, large_string, dictionary and string_view in different files, a column missing in one."""
+    """String, large_string, dictionary and string_view in different files, a column missing in one."""
     kinds = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
     for i, kind in enumerate(kinds):
         write(tmp_path / f"{i}.parquet", {"n": [i], "t": pa.array([f"text {i}"]).cast(kind)})
@@ -148,7 +148,7 @@ def test_dictionaries_stay_dictionaries_where_all_files_have_them(tmp_path):
 
 
 def test_all_bad_files_are_named_together_before_anything_runs(tmp_path):
-    """CASES 20: a zero-byte file, a cut-off one, one that is no Parquet: the good ones wait for the mending."""
+    """A zero-byte file, a cut-off one, one that is no Parquet: the good ones wait for the mending."""
     write(tmp_path / "good.parquet", {"n": [1]})
     (tmp_path / "zero.parquet").write_bytes(b"")
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "good.parquet").read_bytes()[:-20])
@@ -180,7 +180,6 @@ def test_an_input_without_rows_is_allowed_and_said(tmp_path):
 
 
 def test_one_huge_row_group_is_named_in_a_warning_and_many_tiny_ones_are_read(tmp_path):
-    """CASES 21."""
     write(tmp_path / "a.parquet", {"n": range(1_200_000)}, row_group_size=1_200_000)
     source = InputSource.open([str(tmp_path)])
     assert "a.parquet: row group 0 has 1,200,000 rows" in source.warnings[0]

@@ -37,7 +37,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 def test_a_writer_killed_in_mid_write_leaves_no_half_file_for_any_reader(tmp_path):
-    """CASES 19: kill -9 while row groups are being written; the folder stays a readable data set, and a sweep cleans it."""
+    """Kill -9 while row groups are being written; the folder stays a readable data set, and a sweep cleans it."""
     (tmp_path / "out").mkdir()
     pq.write_table(pa.table({"n": [1, 2]}), tmp_path / "out" / "shard-00000.parquet")
     program = textwrap.dedent(

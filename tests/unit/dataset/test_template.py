@@ -51,7 +51,7 @@ NULL_USES = {
 
 @pytest.mark.parametrize("template", NULL_USES)
 def test_a_null_never_becomes_the_word_none(template):
-    """CASES 7, through every way in which a template can print a value."""
+    """Through every way in which a template can print a value."""
     error, empty = NULL_USES[template]
     for on_null, expected in (("error", error), ("empty", empty), ("skip", None if error is NULL else error)):
         ada, null = render(template, {"name": NAMES}, on_null)
@@ -73,7 +73,6 @@ def test_nulls_inside_structs_lists_and_maps_are_nulls_too():
 
 
 def test_unknown_columns_are_refused_before_any_row_with_the_list_of_those_there_are():
-    """CASES 7."""
     with pytest.raises(InputError, match=r"'nme', 'x y'.* it has: name, age") as caught:
         render("{{ nme }} {{ row['x y'] }} {{ name }}", {"name": NAMES, "age": NAMES})
     assert caught.value.param == "template"
@@ -109,7 +108,7 @@ def test_values_of_every_kind_are_written_as_people_write_them():
 
 
 def test_values_that_python_cannot_hold_fail_their_row_only_if_it_needs_them():
-    """CASES 18: bytes that are not UTF-8, in binary and in string columns; times beyond the calendar."""
+    """Bytes that are not UTF-8, in binary and in string columns; times beyond the calendar."""
     bad_string = pa.Array.from_buffers(
         pa.string(), 2, [None, pa.array([0, 2, 4], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfeok")]
     )

@@ -32,7 +32,7 @@ def broken(values):
 
 @pytest.mark.parametrize("values", [[b"ok", b"\xff\xfe", None, b"\xe2\x82"], [b"", "ü".encode(), b"a\x00b"]])
 def test_invalid_utf8_in_string_columns_is_repaired_at_any_depth(values):
-    """CASES 18. Python's own decoder is the reference."""
+    """Python's own decoder is the reference."""
     expected = [value if value is None else value.decode(errors="replace") for value in values]
     changed = [
         i for i, value in enumerate(values) if value is not None and value.decode(errors="replace").encode() != value
