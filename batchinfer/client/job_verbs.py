@@ -70,8 +70,9 @@ class JobVerbs(Noun):
 
     # -- a submitted job anew -----------------------------------------------------------------------------------------
     def version(self, job_id: str) -> str:
-        """The version of what :meth:`change` can change: the job's ETag without its quotes."""
-        return self._transport.ask("GET", f"/v1/jobs/{job_id}").headers["ETag"].strip('"')
+        """The version of what :meth:`change` can change: the first part of the job's ETag."""
+        etag = str(self._transport.ask("GET", f"/v1/jobs/{job_id}").headers["ETag"])
+        return etag.removeprefix("W/").strip('"').partition(".")[0]
 
     def change(self, job_id: str, changes: JobChanges, *, version: str | None = None) -> JobView:
         """Change name, tags, priority, deadline or budget; with ``version`` only if the job is still at it.
