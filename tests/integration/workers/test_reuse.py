@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from batchinfer.jobs.caller import Caller
 from batchinfer.jobs.service import JobService
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.status import JobState, Outcome
@@ -127,7 +128,12 @@ def test_nothing_is_reused_across_a_changed_model(night):
     assert sum(calls.values()) == 10
 
 
-def test_tenants_never_share(night):
+def test_tenants_never_share(bench, night):
+    service = JobService.connect(bench.database_url, "memory://")
+    for tenant in ("red", "blue"):
+        roots = [str(bench.folder)]
+        service.tenants.add(Caller.operator(), tenant, input_roots=roots, output_roots=roots)
+    service.close()
     night(prompts(10), tenant="red")
     _, calls = night(prompts(10), tenant="blue")
     assert sum(calls.values()) == 10
