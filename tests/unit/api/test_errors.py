@@ -164,7 +164,7 @@ def test_a_database_that_is_away_is_503_and_says_when_to_come_back(client, servi
         raise OperationalError("SELECT 1", {}, Exception("postgresql://user:secret@host refused"))
 
     monkeypatch.setattr(service.ledger, "get_job", away)
-    response = client.get("/v1/jobs/job_1")
+    response = client.get("/v1/jobs/job_1/cost")
     assert error_of(response, 503)["code"] == "database_unavailable"
     assert int(response.headers["Retry-After"]) > 0
     assert "secret" not in response.text + caplog.text
@@ -175,7 +175,7 @@ def test_too_many_requests_for_the_database_is_503(client, service, monkeypatch)
         raise PoolTimeoutError("QueuePool limit reached")
 
     monkeypatch.setattr(service.ledger, "get_job", full)
-    error_of(client.get("/v1/jobs/job_1"), 503)
+    error_of(client.get("/v1/jobs/job_1/cost"), 503)
 
 
 def test_a_fault_of_ours_is_500_and_is_in_the_log_under_its_id(service, monkeypatch, caplog):
@@ -185,7 +185,7 @@ def test_a_fault_of_ours_is_500_and_is_in_the_log_under_its_id(service, monkeypa
     monkeypatch.setattr(service.ledger, "get_job", broken)
     app = create_app(Settings.load(), service=service)
     with TestClient(app, base_url="http://localhost") as client, caplog.at_level(logging.ERROR):
-        response = client.get("/v1/jobs/job_1")
+        response = client.get("/v1/jobs/job_1/cost")
     error = error_of(response, 500)
     assert error["code"] == "internal_error"
     assert "secret" not in response.text
