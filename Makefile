@@ -49,7 +49,7 @@ install: $(VENV)/.installed  ## Install batchinfer into .venv
 install-test: $(VENV)/.installed-test  ## Install the test tools too
 model: $(MODEL) $(MINILM)  ## Fetch the small real models (94 MB and 91 MB)
 
-demo: install model  ## Run 64 real prompts through the small real model
+demo: install $(MODEL)  ## Run 64 real prompts through the small real model
 	@# exit code 3: two of the example's rows cannot run, so that people see error rows
 	$(BIN)/batchinfer run examples/prompts.parquet --model $(MODEL) --max-tokens 48 || test $$? -eq 3
 
@@ -68,7 +68,7 @@ format: install-test  ## Format and mend what can be mended
 docs: install  ## Write the generated pages: docs/cli.md, docs/errors.md
 	$(BIN)/python docs/generate.py
 
-bench: install model  ## Measure the engine on the four workloads
+bench: install $(MODEL)  ## Measure the engine on the four workloads
 	$(BIN)/python -m benchmarks.run --model $(MODEL)
 
 clean:  ## Remove the environment and the caches; keeps the model

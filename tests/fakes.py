@@ -5,7 +5,8 @@ A prompt is answered by its words in reverse order. Words of the prompt make it 
 - ``CRASH`` ends the process with ``os._exit(13)`` when the row runs; ``SEGFAULT`` with that signal; ``CRASH-ONCE`` does
   so only where the file named by ``CRASH_FILE`` in the environment does not exist, and makes it
 - ``HANG`` blocks a step for ever; ``SPIN`` never ends, though steps go on; ``RAISE`` breaks the engine as a whole
-- ``ERROR`` becomes an ``engine_error`` row
+- ``ERROR`` becomes an ``engine_error`` row; ``ERROR-ONCE`` only where the file named by ``ERROR_FILE`` does not exist,
+  and makes it
 - ``SEED`` is answered with the row's seed
 - ``WAIT:n`` takes n steps more; ``SLEEP:s`` holds its last step up for s seconds, ``PACE:s`` each of them
 
@@ -82,6 +83,13 @@ def text_of(request: Request) -> str:
     if request.prompt_token_ids is not None:
         return " ".join(map(str, request.prompt_token_ids))
     return request.prompt or ""
+
+
+def _is_first(mark: Path) -> bool:
+    """Whether the file is not there yet; it is then."""
+    is_first = not mark.exists()
+    mark.touch()
+    return is_first
 
 
 class FakeEngine:
@@ -197,7 +205,7 @@ class _Row:
 
     def completion(self) -> Completion:
         num_tokens = len(self.words)
-        if "ERROR" in self.words:
+        if "ERROR" in self.words or ("ERROR-ONCE" in self.words and _is_first(Path(os.environ["ERROR_FILE"]))):
             error = RowError(ErrorCode.ENGINE_ERROR, "asked for an error")
             usage = Usage(num_tokens, 0, 0)
             return Completion(
@@ -232,8 +240,7 @@ class _Row:
         if "CRASH" in self.words:
             print(f"crashing on {self.request.request_id}", flush=True)
             os._exit(13)
-        if "CRASH-ONCE" in self.words and not (mark := Path(os.environ["CRASH_FILE"])).exists():
-            mark.touch()
+        if "CRASH-ONCE" in self.words and _is_first(Path(os.environ["CRASH_FILE"])):
             os._exit(13)
         if "SEGFAULT" in self.words:
             os.kill(os.getpid(), signal.SIGSEGV)

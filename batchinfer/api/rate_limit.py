@@ -104,14 +104,18 @@ class RedisBuckets:
         self._redis: Any = Redis.from_url(url, socket_timeout=REDIS_SECONDS, socket_connect_timeout=REDIS_SECONDS)
         self._take = self._redis.register_script(_TAKE)
         self._local = LocalBuckets()
+        self._is_away = False
 
     async def take(self, key: str, rate: int) -> Taken:
         """See :meth:`Buckets.take`."""
         try:
             taken, tokens = await self._take(keys=[f"batchinfer:rate:{key}"], args=[rate])
         except (RedisError, OSError) as error:
-            _log.warning("Redis does not count requests (%s); this process does", type(error).__name__)
+            if not self._is_away:  # once, not with each request
+                _log.warning("Redis does not count requests (%s); this process does", type(error).__name__)
+            self._is_away = True
             return await self._local.take(key, rate)
+        self._is_away = False
         return Taken(bool(taken), float(tokens), rate)
 
     async def close(self) -> None:

@@ -60,7 +60,7 @@ def _migrations(engine: Engine, found: str | None, needed: str) -> Check:
 
 def _workers(engine: Engine, *, is_embedded: bool) -> Check:
     from batchinfer.jobs.queries import workers_seen_since
-    from batchinfer.jobs.service import WORKER_SILENCE
+    from batchinfer.jobs.queue_lanes import WORKER_SILENCE
 
     alive = workers_seen_since(engine, datetime.now(UTC) - WORKER_SILENCE)
     if alive or is_embedded:

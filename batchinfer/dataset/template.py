@@ -12,7 +12,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from batchinfer.dataset.input_schema import logical_type
 from batchinfer.dataset.nulls import OnNull, RowSkipped, failure, template_null
-from batchinfer.dataset.template_sandbox import MAX_CHARS, TemplateEnvironment, budget
+from batchinfer.dataset.template_budget import MAX_CHARS, budget
+from batchinfer.dataset.template_sandbox import TemplateEnvironment
 from batchinfer.dataset.values import as_text, value_at
 from batchinfer.errors import InputError, InvalidSpecError, RowFailure
 from batchinfer.types import ErrorCode

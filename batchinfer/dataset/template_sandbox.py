@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -20,25 +19,24 @@ from jinja2 import nodes, pass_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from batchinfer.dataset.template_budget import (
+    CALL_UNITS,
+    KEPT_CHARS_A_UNIT,
+    LOOP_UNITS,
+    MAX_CHARS,
+    MAX_INTEGER_BITS,
+    MAX_WIDTH,
+    TooMuch,
+    budget,
+    check_length,
+    counted,
+    weigh,
+)
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from jinja2.runtime import Context
-
-MAX_CHARS = 8 << 20
-"""Longest text that a template may make, in one piece or as a whole."""
-MAX_ITEMS = 1 << 17
-"""Most elements of a list or dict, those inside it included, as often as they appear."""
-MAX_WORK = 4_000_000
-"""Most work of one row, about a quarter of a microsecond each: some seconds at worst."""
-LOOP_UNITS = 2
-CALL_UNITS = 8
-CHARS_A_UNIT = 64
-"""Text costs little to copy; kept text costs :data:`KEPT_CHARS_A_UNIT`."""
-KEPT_CHARS_A_UNIT = 8
-MAX_INTEGER_BITS = 4096
-MAX_WIDTH = 100_000
-"""Largest number that a filter takes, most of which pad by it."""
 
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
 # each makes a string of any size in one call
@@ -49,76 +47,6 @@ _FREE_NUMBERS = frozenset({"int", "float", "abs", "default", "d", "string", "sum
 _OWN = ("_bi_counted", "_bi_weighed", "_bi_concat", "_bi_charge")
 
 
-class TooMuch(jinja2.TemplateRuntimeError):
-    """The template does more than a row may cost."""
-
-
-class Budget(threading.local):
-    """Work that the row being rendered on this thread may still do."""
-
-    left = MAX_WORK
-
-    def reset(self) -> None:
-        """A new row."""
-        self.left = MAX_WORK
-
-    def charge(self, units: int) -> None:
-        """Raises TooMuch once the row has used up its budget."""
-        self.left -= units
-        if self.left < 0:
-            raise TooMuch("the template loops or computes too much for one row")
-
-
-budget = Budget()
-
-
-def weigh(value: Any) -> Any:
-    """Charge for a value by its size, and return it; endless ones are counted as they go.
-
-    Raises:
-        TooMuch: it is too large, or was one too many.
-    """
-    if isinstance(value, str | bytes):
-        _check_length(len(value))
-        budget.charge(1 + len(value) // CHARS_A_UNIT)
-    elif isinstance(value, list | tuple | dict | set | frozenset):
-        budget.charge(1 + _num_items(value))
-    elif isinstance(value, Iterator):
-        return _counted(value, 1)
-    return value
-
-
-def _check_length(length: int) -> None:
-    if length > MAX_CHARS:
-        raise TooMuch(f"the template makes a text longer than {MAX_CHARS:,} characters")
-
-
-def _num_items(value: Any) -> int:
-    """Elements at any depth, shared ones as often as they appear, for that is how often they are printed."""
-    found, chars = 0, 0
-    stack: list[Any] = [value]
-    while stack:
-        top = stack.pop()
-        if isinstance(top, dict):
-            found += len(top)
-            stack += [part for pair in top.items() for part in pair if not isinstance(part, int | float | None)]
-        elif isinstance(top, list | tuple | set | frozenset):
-            found += len(top)
-            stack += [part for part in top if not isinstance(part, int | float | None)]
-        elif isinstance(top, str | bytes):
-            chars += len(top)
-        if found > MAX_ITEMS:
-            raise TooMuch(f"the template makes a value of more than {MAX_ITEMS:,} elements")
-        _check_length(chars)
-    return found + chars // CHARS_A_UNIT
-
-
-def _counted(values: Iterable[Any], weight: int) -> Iterator[Any]:
-    for value in values:
-        budget.charge(weight)
-        yield value
-
-
 @pass_context  # which also keeps the optimiser from computing it before there is a budget
 def _counted_filter(_context: Context, values: Any, weight: int) -> Any:
     """What a loop goes over; its length stays known where it was, for ``loop.length``."""
@@ -127,7 +55,7 @@ def _counted_filter(_context: Context, values: Any, weight: int) -> Any:
         return values
     if isinstance(values, jinja2.Undefined):
         return values
-    return _counted(values, weight)
+    return counted(values, weight)
 
 
 @pass_context
@@ -139,7 +67,7 @@ def _weighed_filter(_context: Context, value: Any) -> Any:
 def _concat_filter(_context: Context, parts: list[Any]) -> str:
     """``a ~ b``."""
     texts = [str(weigh(part)) for part in parts]
-    _check_length(sum(map(len, texts)))
+    check_length(sum(map(len, texts)))
     return str(weigh("".join(texts)))
 
 
@@ -199,7 +127,7 @@ def _check_arguments(name: str, given: list[Any], options: dict[str, Any]) -> No
         _check_text_filter(name, value, given[1:], options)
     elif name == "join":
         separator = str(given[1] if len(given) > 1 else options.get("d", ""))
-        _check_length(len(separator) * _most_items(value))
+        check_length(len(separator) * _most_items(value))
     elif name == "sum" and not isinstance(given[2] if len(given) > 2 else options.get("start", 0), int | float):
         raise TooMuch("the filter sum adds numbers only")
 
@@ -218,15 +146,15 @@ def _check_text_filter(name: str, text: str, given: list[Any], options: dict[str
     elif name == "format" and _WIDE_FORMAT.search(text):
         raise TooMuch("the filter format takes no widths of five digits and more")
     elif name in ("join", "wordwrap"):
-        _check_length(len(text) * longest)
+        check_length(len(text) * longest)
     elif name == "indent":
         width = given[0] if given else options.get("width", 4)
-        _check_length((text.count("\n") + 1) * (width if isinstance(width, int) else len(str(width))) + len(text))
+        check_length((text.count("\n") + 1) * (width if isinstance(width, int) else len(str(width))) + len(text))
 
 
 def _check_replace(text: str, old: str, new: str) -> None:
     times = text.count(old) if old else len(text) + 1
-    _check_length(len(text) + times * len(new))
+    check_length(len(text) + times * len(new))
 
 
 def _product_size(left: Any, right: Any) -> int:
@@ -279,7 +207,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str) and name == "replace" and len(args) > 1:
             _check_replace(owner, str(args[0]), str(args[1]))
         elif isinstance(owner, str) and name == "join" and args:
-            _check_length(len(owner) * _most_items(args[0]))
+            check_length(len(owner) * _most_items(args[0]))
         return weigh(super().call(context, obj, *args, **options))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:

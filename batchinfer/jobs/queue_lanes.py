@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from batchinfer.jobs.needs import DEFAULT_POOL, describe_needs, needs_of
 from batchinfer.jobs.queries import RECENT_PARTS
 from batchinfer.jobs.serving import Serves
 from batchinfer.jobs.status import JobState
+from batchinfer.jobs.views import QueueLane
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -29,32 +29,7 @@ DEFAULT_DEVICE_NS = 1_000_000
 """Device time of a token where nothing has run lately, in nanoseconds: a guess, until the first part."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLaneState:
-    """What waits and runs of one model in one pool, on one kind of hardware."""
-
-    model: str
-    pool: str
-    device_kind: str | None
-    waiting_shards: int
-    waiting_rows: int
-    waiting_tokens: int
-    """As the planner estimated them, prompts and answers."""
-    running_shards: int
-    running_rows: int
-    """Rows of leased shards that have no outcome yet."""
-    running_tokens: int
-    device_seconds: float
-    """Estimated device time of what waits and runs, on one device."""
-    is_measured: bool
-    """Whether the model has run lately; else ``device_seconds`` is a guess, from what other models took."""
-    workers: int
-    """Living workers that may serve it."""
-    workers_wanted: int
-    """Workers that would do it within the target time, at least 1 while there is work, at most one a shard."""
-
-
-def queue_lanes(engine: Engine, now: datetime, *, target_seconds: float = 600.0) -> list[QueueLaneState]:
+def queue_lanes(engine: Engine, now: datetime, *, target_seconds: float = 600.0) -> list[QueueLane]:
     """Waiting and running work by model, pool and kind of hardware; one row also for what living workers have loaded.
 
     Reads an index and the running attempts; its cost grows with the number of waiting shards, not of rows or jobs.
@@ -72,8 +47,10 @@ def queue_lanes(engine: Engine, now: datetime, *, target_seconds: float = 600.0)
         shards = wait[0] + run[0]
         pool, _, kind = needs.partition("/")
         found.append(
-            QueueLaneState(
-                model, pool or DEFAULT_POOL, kind or None, *wait, *run,
+            QueueLane(
+                model=model, pool=pool or DEFAULT_POOL, device_kind=kind or None,
+                waiting_shards=wait[0], waiting_rows=wait[1], waiting_tokens=wait[2],
+                running_shards=run[0], running_rows=run[1], running_tokens=run[2],
                 device_seconds=round(seconds, 3),
                 is_measured=ns is not None,
                 workers=sum(serves.can_serve(model, needs) for serves, _ in serving),

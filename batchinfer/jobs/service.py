@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from copy import copy
-from dataclasses import asdict, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from batchinfer.db.migrate import current, head, upgrade
@@ -30,14 +30,14 @@ from batchinfer.jobs.models import known_models
 from batchinfer.jobs.money_service import MoneyService
 from batchinfer.jobs.paths import check_output_is_free, resolve_paths
 from batchinfer.jobs.present import cost_view, error_page, event_view, job_view, output_of, worker_view
-from batchinfer.jobs.queue_lanes import queue_lanes, why_it_waits
+from batchinfer.jobs.queue_lanes import WORKER_SILENCE, queue_lanes, why_it_waits
 from batchinfer.jobs.result_files import first_rows, results_view
 from batchinfer.jobs.row_pages import read_rows
 from batchinfer.jobs.spec import parse_spec
 from batchinfer.jobs.speed import measure_speed
 from batchinfer.jobs.status import JobState
 from batchinfer.jobs.tenants import Tenants
-from batchinfer.jobs.views import EventList, JobList, QueueLane, QueueView, RowPage, WorkerList
+from batchinfer.jobs.views import EventList, JobList, QueueView, RowPage, WorkerList
 from batchinfer.jobs.webhooks import Webhooks
 from batchinfer.money import usd_to_nanos
 
@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from batchinfer.types import RowStatus
 
 UseInputs: TypeAlias = "Callable[[JobSpec, str], tuple[JobSpec, Callable[[Connection, str], None]]]"
-WORKER_SILENCE = timedelta(minutes=2)
-"""A worker that is silent for longer is not counted as alive."""
 MAX_KEY_LENGTH = 255
 """Longest idempotency key; PostgreSQL could not index a much longer one."""
 MAX_PAGE = 100
@@ -350,9 +348,7 @@ class JobService:
     def queue(self, *, target_seconds: float = 600.0) -> QueueView:
         """What waits, by model, pool and kind of hardware. Raises ForbiddenError, as :meth:`workers` does."""
         self.caller.check_platform()
-        lanes = [
-            QueueLane(**asdict(lane)) for lane in queue_lanes(self.engine, self._now(), target_seconds=target_seconds)
-        ]
+        lanes = queue_lanes(self.engine, self._now(), target_seconds=target_seconds)
         return QueueView(
             target_seconds=target_seconds,
             data=lanes,

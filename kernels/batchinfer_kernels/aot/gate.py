@@ -26,7 +26,7 @@ bytes. Nothing here says how fast a kernel runs. gfx942 counts lanes of 64, and 
 
 Which config a GEMM takes: up to 64 rows wait for the weights, so tiles are as low as the rows are few and 64 channels wide,
 and an INT8 product with too few tiles for the SMs splits its depth over up to 8 programs (`split_k`), whose int32 shares
-are added exactly by `reduce`: equal shares for every SM, as stream-k would give, without a wait between programs. More
+are added exactly by `reduce`: about equal shares for every SM, in steps of powers of two. More
 rows take tiles of 128 x 128, or 128 x 256 through TMA on sm_90 (FP8: sm_100 too). Experts take tiles as high as an expert
 has rows on average. Products that round (W8A16, W4A16, FP8, bfloat16) never split their depth.
 

@@ -216,12 +216,18 @@ def test_a_job_without_the_flag_has_neither_columns_nor_index(bench, night):
     assert sum(calls.values()) == 5
 
 
-def test_retry_keeps_the_index_true(bench, night):
+def test_retry_keeps_the_index_true(bench, night, monkeypatch):
     """A retry of the source's failed row: afterwards its new answer is copied, too."""
-    first, _ = night(prompts(6, {2: "WAIT:1 again"}))
-    assert first.counts.succeeded == 6
-    _, calls = night(prompts(6, {2: "WAIT:1 again"}))
+    monkeypatch.setenv("ERROR_FILE", str(bench.folder / "failed"))
+    texts = prompts(6, {2: "ERROR-ONCE again"})
+    first, _ = night(texts)
+    assert (first.counts.succeeded, first.counts.errored) == (5, 1)
+    assert bench.ledger.retry(first.id) == 1
+    bench.run(first.id, shards_in_flight=1)
+    assert bench.check(first.id).counts.succeeded == 6
+    second, calls = night(texts)
     assert not calls
+    assert [row["reused_from"]["row_index"] for row in bench.rows(second.id)] == list(range(6))
 
 
 def test_answers_under_an_adapter_are_copied_by_its_content(bench, night):

@@ -6,7 +6,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from batchinfer.dataset.template import PromptTemplate
-from batchinfer.dataset.template_sandbox import MAX_WIDTH
+from batchinfer.dataset.template_budget import MAX_WIDTH
 from batchinfer.errors import InvalidSpecError, RowFailure
 from batchinfer.types import ErrorCode
 
