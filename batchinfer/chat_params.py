@@ -48,6 +48,9 @@ class ChatParams(BaseModel):
     tool_choice: Annotated[
         str, Field(max_length=64, description="auto, none, required, or the name of the tool to call")
     ] = "auto"
+    parallel_tool_calls: Annotated[
+        bool, Field(description="whether an answer that must call a tool may make several calls")
+    ] = True
     tool_parser: Annotated[ToolParser, Field(description="how the model writes tool calls")] = ToolParser.AUTO
     chat_template: Annotated[
         str | None, Field(min_length=1, description="Jinja template to use instead of the model's chat template")
@@ -76,12 +79,31 @@ class ChatParams(BaseModel):
         if self.tool_choice not in _CHOICES and self.tool_choice not in names:
             known = ", ".join(names) or "none"
             raise ValueError(f"tool_choice {self.tool_choice!r} is none of auto, none, required and the tools: {known}")
+        if names and self.tool_choice == "auto" and not self.parallel_tool_calls:
+            raise ValueError("parallel_tool_calls false needs tool_choice required or the name of a tool")
         return self
 
     @property
     def shown_tools(self) -> tuple[dict[str, Any], ...]:
         """Tools that the prompt tells the model of."""
         return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def forces_call(self) -> bool:
+        """Whether the answer must be a call of a tool."""
+        return self.tool_choice not in ("auto", "none")
+
+    @property
+    def may_call_often(self) -> bool:
+        """Whether an answer that must call a tool may have several calls: the choice of a tool by name is one call."""
+        return self.tool_choice == "required" and self.parallel_tool_calls
+
+    @property
+    def callable_tools(self) -> tuple[dict[str, Any], ...]:
+        """Tools of which the answer must call one; none where it need not."""
+        if not self.forces_call:
+            return ()
+        return tuple(tool for tool in self.tools if self.tool_choice in ("required", tool["function"]["name"]))
 
     @property
     def splits_reasoning(self) -> bool:
@@ -92,6 +114,20 @@ class ChatParams(BaseModel):
     def parses_tool_calls(self) -> bool:
         """Whether calls are looked for in the answer."""
         return bool(self.shown_tools) and self.tool_parser is not ToolParser.NONE
+
+
+def arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object; a tool without parameters takes none.
+
+    Raises:
+        ValueError: the tool's parameters are no object.
+    """
+    function = tool["function"]
+    schema: dict[str, Any] = function.get("parameters") or {"properties": {}, "additionalProperties": False}
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ValueError(f"tools: the parameters of {function['name']} have type {kind!r}; arguments are an object")
+    return schema | {"type": "object"}
 
 
 def _read_tools(value: object) -> object:

@@ -32,7 +32,10 @@ _UNPRINTABLE = "\n<state>"
 
 
 class Guide(NamedTuple):
-    """One of :data:`GUIDES` and its text; of choices, the text is a JSON list."""
+    """One of :data:`GUIDES` and its text; of choices, the text is a JSON list.
+
+    The kind ``tool_choice`` is a Lark grammar of tool calls.
+    """
 
     kind: str
     text: str
@@ -41,6 +44,11 @@ class Guide(NamedTuple):
     def is_json(self) -> bool:
         """Whether a complete answer is JSON."""
         return self.kind == "json_schema"
+
+    @property
+    def all_or_nothing(self) -> bool:
+        """Whether an answer that is cut off is of no use."""
+        return self.kind in ("json_schema", "tool_choice")
 
     def grammar(self) -> str:
         """The grammar in the library's own form.
@@ -55,8 +63,10 @@ class Guide(NamedTuple):
         if self.kind == "guided_regex":
             return LLMatcher.grammar_from_regex(self.text)
         if self.kind == "guided_choice":
-            texts = map(_lark_string, json.loads(self.text))
+            texts = map(lark_string, json.loads(self.text))
             return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+        if self.kind == "tool_choice":
+            return LLMatcher.grammar_from_lark(self.text)
         return LLMatcher.grammar_from_lark(_lark(self.text))
 
     def fault(self) -> str | None:
@@ -110,6 +120,11 @@ def schema_text(value: object) -> str | None:
     return None if schema is None else _written(schema)
 
 
+def embedded_schema(text: str) -> str:
+    """A schema inside a Lark grammar; it is followed as one that stands alone."""
+    return "%json " + json.dumps(json.loads(text) | {"x-guidance": _JSON_OPTIONS}, ensure_ascii=False)
+
+
 def single_schema(fields: object) -> object:
     """Fields in which ``response_format``, another name of ``json_schema``, goes by that name.
 
@@ -148,7 +163,7 @@ def _written(schema: object) -> str:
     return text
 
 
-def _lark_string(text: str) -> str:
+def lark_string(text: str) -> str:
     """A text as a grammar spells it: JSON, with the control characters escaped that JSON leaves as they are."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from batchinfer.chat_params import ChatParams
+from batchinfer.chat_params import ChatParams, arguments_schema
 from batchinfer.guided import GUIDES, MAX_CHOICES, MAX_GUIDE_LENGTH, Guide, schema_text, single_schema
 
 MAX_STOP_STRINGS = 16
@@ -171,10 +171,25 @@ class SamplingParams(ChatParams):
         given = [name for name in GUIDES if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other: an answer follows one of them")
+        if self.forces_call:
+            self._check_forced_call(given)
         num_characters = sum(map(len, self.guided_choice))
         if len(self.guided_choice) > MAX_CHOICES or num_characters > MAX_GUIDE_LENGTH:
             raise ValueError(
                 f"guided_choice takes at most {MAX_CHOICES} texts of {MAX_GUIDE_LENGTH} characters together"
+            )
+
+    def _check_forced_call(self, guides: list[str]) -> None:
+        if guides:
+            name = guides[0] + " (response_format)" * (guides[0] == "json_schema")
+            raise ValueError(
+                f"tool_choice {self.tool_choice} and {name} exclude each other: "
+                "an answer is a tool call or follows a form of its own"
+            )
+        num_characters = sum(len(guide.text) for guide in self.argument_guides.values())
+        if num_characters > MAX_GUIDE_LENGTH:
+            raise ValueError(
+                f"the tools' parameters have {num_characters} characters; at most {MAX_GUIDE_LENGTH} are read"
             )
 
     def _check_beams(self) -> None:
@@ -185,6 +200,7 @@ class SamplingParams(ChatParams):
         excluded = ("temperature", "best_of", "min_tokens", "stop", "logprobs", "reasoning", "max_reasoning_tokens", "repetition_penalty", "presence_penalty",
                     "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids", *GUIDES)  # fmt: skip
         given = [name for name in excluded if getattr(self, name) != defaults[name].default]
+        given += ["tool_choice"] * self.forces_call
         if given:
             raise ValueError(f"beam search (beam_width {self.beam_width}) goes without {' and '.join(given)}")
 
@@ -200,6 +216,24 @@ class SamplingParams(ChatParams):
             if value := getattr(self, name):
                 return Guide(name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         return None
+
+    @property
+    def argument_guides(self) -> dict[str, Guide]:
+        """What the arguments of the tools look like of which the answer must call one, by the tools' names."""
+        return {
+            tool["function"]["name"]: Guide("json_schema", schema_text(arguments_schema(tool)) or "{}")
+            for tool in self.callable_tools
+        }
+
+    def tools_fault(self) -> str | None:
+        """Of the tools that the answer must call, one whose parameters no arguments can follow, and why; None if all can."""
+        faults = ((name, guide.fault()) for name, guide in self.argument_guides.items())
+        return next((f"tools: the parameters of {name}: {fault}" for name, fault in faults if fault is not None), None)
+
+    @property
+    def forbids_calls(self) -> bool:
+        """Whether there are tools that the answer must not call; a search, which takes no rules, only does not hear of them."""
+        return bool(self.tools) and self.tool_choice == "none" and self.beam_width == 1
 
     @property
     def num_sequences(self) -> int:
@@ -231,6 +265,8 @@ class SamplingParams(ChatParams):
             or bool(self.bad_words)
             or bool(self.allowed_token_ids)
             or self.guide is not None
+            or self.forces_call
+            or self.forbids_calls
         )
 
     @property

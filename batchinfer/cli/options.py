@@ -69,6 +69,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "continue_final_message": {"is_flag": True},
     "tools": {"metavar": "FILE"},
     "tool_choice": {"metavar": "CHOICE"},
+    "parallel_tool_calls": {"flags": ["--parallel-tool-calls/--no-parallel-tool-calls"]},
     "tool_parser": {"type": click.Choice([choice.value for choice in ToolParser])},
     "chat_template": {"metavar": "FILE"},
     "chat_template_kwargs": {"metavar": "JSON"},

@@ -20,7 +20,6 @@ NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "stream_opti
 # Parameters that are not supported, with the values that ask for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,),
-    "parallel_tool_calls": (True,),
 }
 
 

@@ -92,6 +92,7 @@ _MATCHES: dict[str, Callable[[pa.DataType], bool]] = {
             "continue_final_message",
             "retry_truncated",
             "reasoning",
+            "parallel_tool_calls",
         ),
         pa.types.is_boolean,
     ),

@@ -93,7 +93,7 @@ class AnswerReader:
         if call_format is ToolParser.NONE:
             warning = "tool_calls_not_read:the chat template writes calls in no known way; choose a tool_parser"
             return AnswerParts(answer.text, answer.finish_reason, answer.extra, (warning,))
-        text = sequence.opening + answer.text
+        text = answer.text
         names = frozenset(tool["function"]["name"] for tool in params.tools)
         try:
             found = parse_calls(text, call_format, names)

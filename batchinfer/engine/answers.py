@@ -102,15 +102,16 @@ class AnswerWriter:
 
 
 def _is_truncated(sequence: Sequence) -> bool:
-    """Whether it was to be JSON and is not."""
+    """Whether it was to be JSON or a tool call and is not."""
     constraint = sequence.constraint
-    return constraint is not None and constraint.is_json and not constraint.is_complete
+    return constraint is not None and constraint.all_or_nothing and not constraint.is_complete
 
 
 def _truncated(sequence: Sequence) -> RowError:
     cause = "a stop string or stop token" if sequence.num_remaining_tokens else f"max_tokens ({sequence.max_tokens})"
+    what = "JSON" if sequence.constraint is None or sequence.constraint.is_json else "tool call"
     tail = sequence.stop.text[-TAIL_LENGTH:]
-    return RowError(ErrorCode.TRUNCATED_JSON, f"{cause} cut the JSON off; it ends in {tail!r}")
+    return RowError(ErrorCode.TRUNCATED_JSON, f"{cause} cut the {what} off; it ends in {tail!r}")
 
 
 def _parsed(sequence: Sequence) -> dict[str, str]:

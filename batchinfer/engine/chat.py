@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from batchinfer.chat_params import ToolParser
 from batchinfer.engine.messages import fit_roles, normalize_messages
-from batchinfer.engine.tool_calls import call_format_of, opening_of
+from batchinfer.engine.tool_calls import call_format_of
 from batchinfer.errors import RowFailure
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import ErrorCode, RowError
@@ -41,6 +41,12 @@ class ChatRenderer:
         """The token that stands for exactly this text, such as ``</think>``; None if there is none."""
         token_id: int | None = self._tokenizer.backend_tokenizer.token_to_id(text)
         return token_id
+
+    def special_token_id(self, text: str) -> int | None:
+        """The special token that stands for exactly this text; None if there is none, or only one that text spells."""
+        token_id = self.token_id(text)
+        added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        return token_id if token_id in added and added[token_id].special else None
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of token ids, special ones by their names."""
@@ -91,11 +97,11 @@ class ChatRenderer:
         return self._tokenize(prompt, add_special_tokens=not starts_with_bos)
 
     def encode_messages(self, messages: list[Message], params: SamplingParams = _PLAIN) -> list[int]:
-        """Token ids of a conversation: the chat template applied once, nothing added but what a tool choice forces."""
+        """Token ids of a conversation: the chat template applied once, nothing added."""
         text = self.render(messages, params)
         if not text:
             _fail(ErrorCode.EMPTY_PROMPT, "the chat template made no text of these messages")
-        return self._tokenize(text + self.opening(params), add_special_tokens=False)
+        return self._tokenize(text, add_special_tokens=False)
 
     def template_of(self, params: SamplingParams) -> str:
         """The chat template of a row: its own, else the model's (the one for tools, where there are several).
@@ -123,17 +129,21 @@ class ChatRenderer:
         has_template = params.chat_template or self._tokenizer.chat_template
         return call_format_of(self.template_of(params)) if has_template else ToolParser.NONE
 
-    def opening(self, params: SamplingParams) -> str:
-        """What the answer begins with where a tool must be called; part of the prompt."""
-        if not params.shown_tools or params.tool_choice == "auto":
-            return ""
-        call_format = self.call_format(params)
+    def call_format_to_force(self, params: SamplingParams) -> ToolParser:
+        """How the row's tool calls are written, where it must make one: also where they are not to be read.
+
+        Raises:
+            RowFailure: ``invalid_params``: nobody knows.
+        """
+        call_format = params.tool_parser
+        if call_format in (ToolParser.AUTO, ToolParser.NONE):
+            call_format = call_format_of(self.template_of(params))
         if call_format is ToolParser.NONE:
             _fail(
                 ErrorCode.INVALID_PARAMS,
                 "tool_choice: the chat template writes tool calls in no known way; choose a --tool-parser",
             )
-        return opening_of(call_format, None if params.tool_choice == "required" else params.tool_choice)
+        return call_format
 
     def render(self, messages: list[Message], params: SamplingParams = _PLAIN) -> str:
         """The text that the chat template makes of a conversation, up to where the answer begins.

@@ -32,7 +32,11 @@ class TokenConstraint(Protocol):
 
     @property
     def is_json(self) -> bool:
-        """Whether a complete answer is JSON, and an incomplete one of no use."""
+        """Whether a complete answer is JSON."""
+
+    @property
+    def all_or_nothing(self) -> bool:
+        """Whether an incomplete answer is of no use."""
 
     def prepare(self) -> None:
         """Compute what :meth:`mask` will return. Called in any one thread, while nothing else is called."""

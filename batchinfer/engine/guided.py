@@ -56,7 +56,12 @@ class GrammarCompiler:
         if isinstance(matcher, str):
             raise RowFailure(RowError(ErrorCode.INVALID_SCHEMA, f"{guide.kind}: {matcher}"))
         return GuidedAnswer(
-            matcher.deep_copy(), self._vocabulary, self._eos_token_ids, is_json=guide.is_json, jumps=jumps
+            matcher.deep_copy(),
+            self._vocabulary,
+            self._eos_token_ids,
+            is_json=guide.is_json,
+            all_or_nothing=guide.all_or_nothing,
+            jumps=jumps,
         )
 
     def _matcher(self, guide: Guide) -> Any | str:
@@ -100,9 +105,17 @@ class GuidedAnswer:
     """
 
     def __init__(
-        self, matcher: Any, vocabulary: Any, eos_token_ids: Collection[int], *, is_json: bool, jumps: bool
+        self,
+        matcher: Any,
+        vocabulary: Any,
+        eos_token_ids: Collection[int],
+        *,
+        is_json: bool,
+        all_or_nothing: bool,
+        jumps: bool,
     ) -> None:
         self.is_json = is_json
+        self.all_or_nothing = all_or_nothing
         self.fault: str | None = None
         self._matcher = matcher
         self._vocabulary = vocabulary

@@ -11,6 +11,7 @@ from batchinfer.engine.answer_parts import AnswerReader
 from batchinfer.engine.answers import AnswerWriter
 from batchinfer.engine.beam import Beam, BeamRow, BeamSearch, num_candidates
 from batchinfer.engine.block_pool import root_hash
+from batchinfer.engine.forced_calls import call_guide
 from batchinfer.engine.logit_rules import rules_of
 from batchinfer.engine.logprobs import AnswerScores, PromptScores
 from batchinfer.engine.progress import go_on
@@ -165,7 +166,7 @@ class Ingest:
         stream = self._reader.start(request, prompt)
         constraint = self._constraint(params, stream)
         longer = None
-        if params.retry_truncated and constraint is not None and constraint.is_json:
+        if params.retry_truncated and constraint is not None and constraint.all_or_nothing:
             longer = self._clamp(len(prompt), 2 * params.max_tokens, is_computed=False)
         return Sequence(
             request_id=request.request_id,
@@ -183,7 +184,6 @@ class Ingest:
             constraint=constraint,
             max_tokens_if_truncated=longer,
             scores=AnswerScores(params.logprobs) if params.has_scores else None,
-            opening=self._renderer.opening(params) if params.parses_tool_calls else "",
         )
 
     def _constraint(self, params: SamplingParams, stream: TextStream) -> TokenConstraint | None:
@@ -195,12 +195,17 @@ class Ingest:
 
     def _guided(self, params: SamplingParams) -> GuidedAnswer | None:
         """A token whose log-probability is wanted is sampled, however forced it is."""
-        guide = params.guide
+        guide = call_guide(params, self._renderer) if params.forces_call else params.guide
         if guide is None:
             return None
         if self._grammars is None:
             raise RowFailure(RowError(ErrorCode.INVALID_SCHEMA, f"{guide.kind}: this engine has no grammars"))
-        return self._grammars.start(guide, jumps=not params.has_scores)
+        try:
+            return self._grammars.start(guide, jumps=not params.has_scores)
+        except RowFailure:
+            if (fault := params.tools_fault()) is not None:
+                raise RowFailure(RowError(ErrorCode.INVALID_SCHEMA, fault)) from None
+            raise
 
     def _echo(self, request: Request, prompt: list[int]) -> str:
         """The prompt's text: as it was given, or what its tokens say."""

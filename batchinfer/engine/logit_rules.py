@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from batchinfer.engine.forced_calls import barred_opening
 from batchinfer.errors import RowFailure
 from batchinfer.types import ErrorCode, RowError
 
@@ -85,13 +86,16 @@ def rules_of(params: SamplingParams, prompt: Sequence[int], renderer: ChatRender
     Raises:
         RowFailure: ``invalid_params``: a token id beyond the vocabulary, or a bad word without tokens.
     """
-    if not (params.has_penalty or params.logit_bias or params.bad_words or params.allowed_token_ids):
+    opening = barred_opening(params, renderer)
+    asks = params.has_penalty or params.logit_bias or params.bad_words or params.allowed_token_ids
+    if not asks and opening is None:
         return None
     for name, ids in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids)):
         strange = next((token_id for token_id in ids if not 0 <= token_id < renderer.vocab_size), None)
         if strange is not None:
             _refuse(f"{name} names token {strange}, but the model's tokens are 0 to {renderer.vocab_size - 1}")
-    return LogitRules(params, prompt, _spellings(params.bad_words, renderer))
+    words = [] if opening is None else [(opening,)]
+    return LogitRules(params, prompt, [*words, *_spellings(params.bad_words, renderer)])
 
 
 def _spellings(words: Iterable[str], renderer: ChatRenderer) -> Iterable[tuple[int, ...]]:

@@ -186,6 +186,11 @@ class ReasoningLimit:
         """Whether the answer is to be JSON."""
         return self._then is not None and self._then.is_json
 
+    @property
+    def all_or_nothing(self) -> bool:
+        """Whether an answer that is cut off is of no use."""
+        return self._then is not None and self._then.all_or_nothing
+
     def prepare(self) -> None:
         """See :class:`~batchinfer.engine.constraint.TokenConstraint`."""
         if self._then is not None and not self._stream.is_reasoning:

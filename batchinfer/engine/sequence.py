@@ -47,8 +47,6 @@ class Sequence:
     scores: AnswerScores | None = None
     prompt_scores: PromptReader | None = None
     """Log-probabilities, where the row asks for them."""
-    opening: str = ""
-    """Text at the prompt's end that belongs to the answer."""
     pooler: Pooler | None = None
     """What takes in the prompt's hidden states, where the row is embedded."""
     is_prefill_only: bool = False

@@ -20,15 +20,11 @@ MARKERS: Mapping[ToolParser, tuple[str, ...]] = {
     ToolParser.MISTRAL: ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
 }
 """Texts that a vocabulary may have as special tokens, which are left out of other answers."""
-_OPENINGS: Mapping[ToolParser, tuple[str, str]] = {
-    ToolParser.HERMES: ('<tool_call>\n{"name": "', '", "arguments": '),
-    ToolParser.LLAMA3: ('{"name": "', '", "parameters": '),
-    ToolParser.MISTRAL: ('[TOOL_CALLS][{"name": "', '", "arguments": '),
-}
-_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_HERMES_TAG, _HERMES_END = "<tool_call>", "</tool_call>"
 _LLAMA_TAG = "<|python_tag|>"
 _MISTRAL_TAG = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(r"([A-Za-z0-9_.-]+)(?:\[CALL_ID\]([A-Za-z0-9]+))?\[ARGS\]", re.ASCII)
+_SPACE = " \t\r\n"
 _JSON = json.JSONDecoder(parse_constant=lambda name: _malformed(f"{name} is no JSON"))
 
 
@@ -65,12 +61,6 @@ def call_format_of(template: str) -> ToolParser:
     return ToolParser.NONE
 
 
-def opening_of(call_format: ToolParser, name: str | None) -> str:
-    """How a call of the tool begins, up to its arguments; without ``name`` up to the name."""
-    before, after = _OPENINGS[call_format]
-    return before if name is None else before + name + after
-
-
 def parse_calls(text: str, call_format: ToolParser, names: frozenset[str]) -> ParsedAnswer | None:
     """Take an answer apart; None where it has no calls. ``names`` are the row's tools.
 
@@ -87,19 +77,35 @@ def call_id(request_id: str, sample: int, index: int, call_format: ToolParser) -
 
 
 def _parse_hermes(text: str, _names: frozenset[str]) -> ParsedAnswer | None:
-    found = list(_HERMES.finditer(text))
-    if not found:
+    """Calls between tags; the last may lack its end. What stands between calls is left out."""
+    at = text.find(_HERMES_TAG)
+    if at < 0:
         return None
-    calls = tuple(_call(_whole(match[1]), ("arguments",)) for match in found)
-    return ParsedAnswer(text[: found[0].start()].strip(), calls)
+    before, calls = text[:at].strip(), []
+    while at >= 0:
+        value, at = _value(text, at + len(_HERMES_TAG))
+        if at < len(text) and not text.startswith(_HERMES_END, at):
+            _malformed(f"more than an object at character {at}")
+        calls.append(_call(value, ("arguments",)))
+        at = text.find(_HERMES_TAG, at)
+    return ParsedAnswer(before, tuple(calls))
 
 
 def _parse_llama(text: str, names: frozenset[str]) -> ParsedAnswer | None:
     """Objects with ``;`` or white space between; without the tag only those that name one of the row's tools."""
     before, tag, rest = text.partition(_LLAMA_TAG)
-    if tag:
-        return ParsedAnswer(before.strip(), tuple(_llama_tagged(rest.strip())))
-    body = text.strip()
+    try:
+        calls = _llama_bare(text.strip(), names)
+    except MalformedCallError:
+        if not tag:
+            raise
+        calls = None
+    if calls:
+        return ParsedAnswer("", calls)  # a tag would be part of an argument
+    return ParsedAnswer(before.strip(), tuple(_llama_tagged(rest.strip()))) if tag else None
+
+
+def _llama_bare(body: str, names: frozenset[str]) -> tuple[Call, ...] | None:
     if not body.startswith("{"):
         return None
     try:
@@ -110,7 +116,7 @@ def _parse_llama(text: str, names: frozenset[str]) -> ParsedAnswer | None:
         return None
     if not all(_is_named(value, names) for value in values):
         return None
-    return ParsedAnswer("", tuple(_call(value, ("parameters", "arguments")) for value in values))
+    return tuple(_call(value, ("parameters", "arguments")) for value in values)
 
 
 def _is_named(value: Any, names: frozenset[str]) -> bool:
@@ -150,17 +156,26 @@ def _parse_mistral(text: str, _names: frozenset[str]) -> ParsedAnswer | None:
         values = _whole(rest)
         calls = tuple(_call(value, ("arguments",)) for value in values)
     else:
-        calls = tuple(_mistral_named(part.strip()) for part in rest.split(_MISTRAL_TAG))
+        calls = tuple(_mistral_named(rest))
     if not calls:
         _malformed("an empty list")
     return ParsedAnswer(before.strip(), calls)
 
 
-def _mistral_named(part: str) -> Call:
-    match = _MISTRAL_NAMED.match(part)
-    if match is None:
-        _malformed("no name before [ARGS]")
-    return _call({"name": match[1], "arguments": _whole(part[match.end() :]), "id": match[2]}, ("arguments",))
+def _mistral_named(text: str) -> Iterator[Call]:
+    """Calls with a tag between them."""
+    at = 0
+    while True:
+        match = _MISTRAL_NAMED.match(text, at)
+        if match is None:
+            _malformed("no name before [ARGS]")
+        arguments, at = _value(text, match.end())
+        yield _call({"name": match[1], "arguments": arguments, "id": match[2]}, ("arguments",))
+        if at == len(text):
+            return
+        if not text.startswith(_MISTRAL_TAG, at):
+            _malformed(f"more than an object at character {at}")
+        at = _skip(text, at + len(_MISTRAL_TAG))
 
 
 _PARSERS: Mapping[ToolParser, Callable[[str, frozenset[str]], ParsedAnswer | None]] = {
@@ -201,15 +216,26 @@ def _objects(text: str) -> Iterator[Any]:
     """JSON values one after the other, with white space or ``;`` between."""
     at = 0
     while at < len(text):
-        try:
-            value, at = _JSON.raw_decode(text, at)
-        except MalformedCallError:
-            raise
-        except (ValueError, RecursionError) as error:
-            _malformed(str(error))
+        value, at = _value(text, at, between=_SPACE + ";")
         yield value
-        while at < len(text) and (text[at].isspace() or text[at] == ";"):
-            at += 1
+
+
+def _value(text: str, at: int, between: str = _SPACE) -> tuple[Any, int]:
+    """The JSON value there, and where what follows begins; the characters ``between`` are passed over on both sides."""
+    try:
+        value, at = _JSON.raw_decode(text, _skip(text, at, between))
+    except MalformedCallError:
+        raise
+    except (ValueError, RecursionError) as error:
+        _malformed(str(error))
+    return value, _skip(text, at, between)
+
+
+def _skip(text: str, at: int, characters: str = _SPACE) -> int:
+    """The first place from ``at`` on that has none of the characters."""
+    while at < len(text) and text[at] in characters:
+        at += 1
+    return at
 
 
 def _malformed(reason: str) -> NoReturn:

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
     from batchinfer.dataset.verify import VerifyReport
-    from batchinfer.guided import Guide
     from batchinfer.jobs.changes import JobChanges
     from batchinfer.jobs.dispatch import Dispatcher
     from batchinfer.jobs.money_views import ForecastReport
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from batchinfer.jobs.records import JobRecord
     from batchinfer.jobs.spec import JobSpec
     from batchinfer.jobs.views import CostView, ErrorPage, JobView, PreviewRow, ResultFile, ResultsView
+    from batchinfer.sampling_params import SamplingParams
     from batchinfer.types import RowStatus
 
 UseInputs: TypeAlias = "Callable[[JobSpec, str], tuple[JobSpec, Callable[[Connection, str], None]]]"
@@ -232,7 +232,7 @@ class JobService:
     def _check_new(self, spec: JobSpec) -> None:
         if spec.deadline is not None and spec.deadline <= self._now():
             raise InvalidSpecError(f"the deadline {spec.deadline.isoformat()} has passed already", param="deadline")
-        _check_guide(spec.sampling_params().guide)
+        _check_guides(spec.sampling_params())
         assert spec.output is not None
         check_output_is_free(spec.output)
 
@@ -494,10 +494,13 @@ def _bring_up_to_date(engine: Engine, *, is_embedded: bool) -> None:
         )
 
 
-def _check_guide(guide: Guide | None) -> None:
+def _check_guides(params: SamplingParams) -> None:
     """Refuse a job whose schema, expression or grammar no answer can follow. Raises InvalidSpecError."""
+    guide = params.guide
     if guide is not None and (fault := guide.fault()):
         raise InvalidSpecError(f"{guide.kind}: {fault}", param=guide.kind, code="invalid_schema")
+    if fault := params.tools_fault():
+        raise InvalidSpecError(fault, param="tools", code="invalid_schema")
 
 
 def _check_key(key: str | None) -> None:

@@ -191,6 +191,7 @@ class JobSpec(BaseModel):
     tools: tuple[dict[str, Any], ...] = ()
     """Functions that the model may call, in OpenAI's form."""
     tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
     tool_parser: ToolParser = ToolParser.AUTO
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}

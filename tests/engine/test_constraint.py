@@ -13,7 +13,7 @@ class Free:
 
     fault = None
     is_complete = True
-    is_json = False
+    is_json = all_or_nothing = False
 
     def prepare(self):
         pass

@@ -94,7 +94,7 @@ def test_stop_strings_look_at_the_answer_alone():
 class Counting:
     """A constraint that remembers what it was told."""
 
-    fault, is_complete, is_json = None, False, True
+    fault, is_complete, is_json, all_or_nothing = None, False, True, True
 
     def __init__(self):
         self.told = []

@@ -14,7 +14,7 @@ from batchinfer.engine.chat import ChatRenderer
 from batchinfer.engine.detokenizer import Detokenizer
 from batchinfer.engine.sequence import Sequence
 from batchinfer.engine.stop import StopChecker
-from batchinfer.engine.tool_calls import Call, MalformedCallError, ParsedAnswer, call_format_of, opening_of, parse_calls
+from batchinfer.engine.tool_calls import Call, MalformedCallError, ParsedAnswer, call_format_of, parse_calls
 from batchinfer.errors import RowFailure
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import ErrorCode, FinishReason, Request, Usage
@@ -24,6 +24,7 @@ from tests.small_model import tokenizer as small_tokenizer
 H, L, M = ToolParser.HERMES, ToolParser.LLAMA3, ToolParser.MISTRAL
 NAMES = frozenset({"get_weather", "get_time"})
 PARIS = Call("get_weather", '{"city": "Paris"}')
+TAGS = "<tool_call></tool_call>[TOOL_CALLS]x[ARGS]<|python_tag|>"
 OSLO = Call("get_weather", '{"city": "Oslo"}')
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
 
@@ -54,6 +55,8 @@ GOOD = [
      "", [PARIS, Call("get_time", "{}")]),
     (M, 'So:[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}', "So:",
      [PARIS, OSLO]),
+    (M, '[TOOL_CALLS]get_weather[ARGS]{"city": "[TOOL_CALLS]"} [TOOL_CALLS] get_weather[ARGS]{"city": "Oslo"}', "",
+     [Call("get_weather", '{"city": "[TOOL_CALLS]"}'), OSLO]),
     (M, '[TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{"city": "Paris"}', "",
      [Call("get_weather", '{"city": "Paris"}', "123456789")]),
 ]  # fmt: skip
@@ -76,6 +79,7 @@ BAD = [
     (H, '<tool_call>{"name": "f"} and more</tool_call>'),
     (H, f"<tool_call>{'[' * 100_000}</tool_call>"),
     (L, '{"name": "get_weather", "parameters": {"city": "Par'),
+    (M, "[TOOL_CALLS]get_weather[ARGS]{} and more"),
     (L, "<|python_tag|>import os; os.remove('x')"),
     (L, "<|python_tag|>search.call(open('x'))"),
     (L, "<|python_tag|>search.call(q=open('x'))"),
@@ -115,10 +119,11 @@ def test_no_text_breaks_a_parser(call_format, text):
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=5)))  # fmt: skip
 def test_arguments_come_back_whole(call_format, arguments):
-    """Written after a forced opening, as a model would go on; tags inside of strings would end Hermes' calls early."""
-    body = json.dumps(arguments)
-    end = {H: "}\n</tool_call>", L: "}", M: "}]"}[call_format]
-    found = parse_calls(opening_of(call_format, "get_weather") + body + end, call_format, NAMES)
+    """Tags may stand inside of strings."""
+    call = json.dumps({"name": "get_weather", "arguments": arguments | {"tags": TAGS}})
+    arguments |= {"tags": TAGS}
+    text = {H: f"<tool_call>\n{call}\n</tool_call>", L: call, M: f"[TOOL_CALLS][{call}]"}[call_format]
+    found = parse_calls(text, call_format, NAMES)
     assert [(call.name, json.loads(call.arguments)) for call in found.calls] == [("get_weather", arguments)]
 
 
@@ -201,7 +206,7 @@ def finish(smol, text, reason=FinishReason.STOP, **params):
     request = Request("7", params, messages=ASK)
     prompt = renderer.encode(request)
     stop = StopChecker(params, (), reader.start(request, prompt))
-    sequence = Sequence("7", params, list(prompt), len(prompt), 500, 0, 0, b"", stop, opening=renderer.opening(params))
+    sequence = Sequence("7", params, list(prompt), len(prompt), 500, 0, 0, b"", stop)
     for token_id in smol.encode(text, add_special_tokens=False):
         sequence.append(token_id)
     return AnswerWriter(detokenizer, reader).completion([(sequence, reason)], Usage(), 0, None)
@@ -228,15 +233,6 @@ def test_a_call_of_a_tool_that_there_is_not_is_kept_and_said(smol):
     done = finish(smol, '<tool_call>{"name": "fly", "arguments": {}}</tool_call>')
     assert done.extra["tool_calls"][0]["function"]["name"] == "fly"
     assert done.warnings == ("unknown_tool:fly",)
-
-
-def test_a_named_tool_is_begun_in_the_prompt(smol):
-    params = SamplingParams(tools=[WEATHER], chat_template=HERMES, tool_choice={"function": {"name": "get_weather"}})
-    prompt = ChatRenderer(smol).encode(Request("0", params, messages=ASK))
-    assert smol.decode(prompt).endswith('assistant\n<tool_call>\n{"name": "get_weather", "arguments": ')
-    done = finish(smol, '{"city": "Oslo"}}\n</tool_call>', tool_choice="get_weather")
-    assert done.extra["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
-    assert finish(smol, "{oops", tool_choice="get_weather").text.endswith('"arguments": {oops')
 
 
 def test_without_a_choice_there_are_no_tools(smol):

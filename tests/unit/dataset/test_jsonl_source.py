@@ -41,10 +41,38 @@ def test_requests_of_chat_and_completion_with_their_parameters(tmp_path):
     assert rows[2].messages == [{"role": "user", "content": "parts"}]
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def test_a_tool_choice_as_openai_says_it(tmp_path):
+    choice = {"type": "function", "function": {"name": "f"}}
+    (tmp_path / "a.jsonl").write_text(
+        line("a", **chat("x", tools=[TOOL], tool_choice=choice, parallel_tool_calls=False))
+    )
+    (row,) = read(tmp_path / "a.jsonl")
+    assert row.request.params == SamplingParams(tools=[TOOL], tool_choice="f", parallel_tool_calls=False)
+
+
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [
         (chat("x", tools=[{"type": "function"}]), ErrorCode.INVALID_PARAMS, "tools: tools[0] is not"),
+        (chat("x", tool_choice="required"), ErrorCode.INVALID_PARAMS, "tool_choice required needs tools"),
+        (
+            chat("x", tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
+            ErrorCode.INVALID_PARAMS,
+            "'g' is none of auto, none, required and the tools: f",
+        ),
+        (
+            chat("x", tools=[TOOL], tool_choice="required", response_format={"type": "json_object"}),
+            ErrorCode.INVALID_PARAMS,
+            "tool_choice required and json_schema (response_format) exclude each other",
+        ),
+        (
+            chat("x", tools=[TOOL], parallel_tool_calls=False),
+            ErrorCode.INVALID_PARAMS,
+            "parallel_tool_calls false needs",
+        ),
         (chat("x", n=2), ErrorCode.INVALID_PARAMS, "samples at temperature 0"),
         (chat("x", functions=[]), ErrorCode.INVALID_PARAMS, "'functions' is not supported"),
         (chat("x", temperature="hot"), ErrorCode.INVALID_PARAMS, "temperature"),
