@@ -96,7 +96,10 @@ class Settings(BaseSettings):
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = None
     """Most rows in one engine step; None is the engine's default."""
     max_num_batched_tokens: Annotated[int, Field(ge=16)] | None = None
-    """Most tokens in one engine step; None is the engine's default."""
+    """Most tokens in one engine step; None is what was measured when a model was first loaded here."""
+    calibrate: bool = True
+    """Measure, two or three seconds long, when a model is first loaded on a machine; ``false`` takes defaults, and jobs
+    do not say what share of the device's limit they reached."""
     num_kv_blocks: Annotated[int, Field(ge=1)] | None = None
     """Blocks of the KV cache; None sizes it to the device's memory."""
     device: str | None = None

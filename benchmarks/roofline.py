@@ -56,8 +56,8 @@ def restores() -> list[str]:
 def here(model: str) -> list[str]:
     """Both bounds of a model on this machine: 256 rows, of 256 + 256 tokens, 64 at once."""
     from batchinfer.engine.ceilings import machine_ceilings
+    from batchinfer.models.cache_dir import default_cache_dir
     from batchinfer.models.config_fields import config_fields
-    from batchinfer.models.tokenizer import default_cache_dir
 
     device, shape = machine_ceilings(default_cache_dir()).as_device(), ModelShape.from_config(config_fields(model))
     products = f"bfloat16 {device.bf16 / 1e9:,.0f} GFLOP/s, INT8 {device.peak('int8') / 1e9:,.0f} GOP/s"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache"
 os.environ.setdefault("BATCHINFER_KERNEL_CACHE", str(CACHE / "kernels"))
 os.environ.setdefault("XDG_CACHE_HOME", str(CACHE / "xdg"))
+os.environ.setdefault("BATCHINFER_CALIBRATE", "false")  # three seconds a model, and its tests turn it on
 
 
 @pytest.fixture(autouse=True)

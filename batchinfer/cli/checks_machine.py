@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from batchinfer.settings import Settings
 
+DOCTORED_MODELS = 3
+"""The latest models whose calibration is told."""
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
 
@@ -70,6 +72,25 @@ def check_kernels() -> Check:
     if not works:
         return warn("kernels", detail, "jobs run, slower, on torch alone; install g++ for the C++ kernels")
     return ok("kernels", detail)
+
+
+def check_calibration() -> Check:
+    """What was measured of models on this machine, the latest of each."""
+    try:
+        from batchinfer.engine.calibration import CalibrationStore, describe
+        from batchinfer.models.cache_dir import default_cache_dir
+
+        kept = list(CalibrationStore(default_cache_dir()).all())
+    except (ImportError, OSError) as error:
+        return warn("calibration", str(error), "reinstall it: pip install --force-reinstall batchinfer")
+    if not kept:
+        return ok("calibration", "none yet: it is measured when a model is first loaded")
+    latest = {key["model"]: (key, found) for key, found in reversed(kept)}
+    lines = [
+        f"{model} ({key['recipe'] or key['dtype']}, {key['threads']} threads): {describe(found)}"
+        for model, (key, found) in latest.items()
+    ]
+    return ok("calibration", "; ".join(lines[-DOCTORED_MODELS:]))
 
 
 def build_kernels() -> Iterator[Check]:

@@ -74,6 +74,7 @@ def run_checks(storage: str | None = None) -> list[Check]:
         checks_machine.check_compiler,
         checks_machine.check_torch,
         checks_machine.check_kernels,
+        checks_machine.check_calibration,
         checks_machine.check_gpu,
         checks_machine.check_transformers,
         lambda: checks_machine.check_engine(settings.engine_factory),

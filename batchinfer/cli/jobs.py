@@ -163,6 +163,8 @@ def _speed(view: JobView) -> str:
 def _engine(engine: EngineUse) -> str:
     """How well the latest engine was used, and where its time went."""
     parts = [f"{rate(engine.tokens_per_second)} tokens/s in steps of {engine.mean_batch_size:.0f} rows"]
+    if engine.roofline_share is not None:
+        parts.append(f"{engine.roofline_share:.0%} of the device's roofline")
     if engine.reuse is not None:
         parts.append(f"{engine.reuse:.0%} of the shareable prompt tokens reused")
     if engine.preemptions:

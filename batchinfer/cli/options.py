@@ -10,7 +10,16 @@ from pydantic import ValidationError
 
 from batchinfer.chat_params import ToolParser, Truncate
 from batchinfer.errors import InvalidSpecError
-from batchinfer.jobs.spec import Dtype, JobSpec, KVCacheDtype, OnNull, Quantization, RowColumn, SamplesLayout
+from batchinfer.jobs.spec import (
+    Dtype,
+    JobSpec,
+    KVCacheDtype,
+    OnNull,
+    Quantization,
+    RowColumn,
+    SamplesLayout,
+    Speculation,
+)
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.tasks import Pooling, Task, TaskOptions
 
@@ -94,6 +103,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "dtype": {"type": click.Choice([choice.value for choice in Dtype])},
     "quantization": {"type": click.Choice([choice.value for choice in Quantization])},
     "kv_cache_dtype": {"type": click.Choice([choice.value for choice in KVCacheDtype])},
+    "speculation": {"type": click.Choice([choice.value for choice in Speculation])},
     "reuse_results": {"is_flag": True},
     "sentinel": {"metavar": "SHARE"},
     "sentinel_threshold": {"type": float},
@@ -165,6 +175,16 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if field != "name":
             command = _option(field, attributes)(command)
     return command
+
+
+def batched_tokens_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--max-num-batched-tokens``: a setting of the machine and none of the job."""
+    return click.option(
+        "--max-num-batched-tokens",
+        type=click.IntRange(16),
+        metavar="N",
+        help="Most tokens in one engine step (BATCHINFER_MAX_NUM_BATCHED_TOKENS; default: as measured).",
+    )(command)
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

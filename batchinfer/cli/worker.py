@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from batchinfer.cli.connect import load_settings, log_format_option, set_up_logs
+from batchinfer.cli.options import batched_tokens_option
 
 
 @click.command("worker")
@@ -20,12 +21,14 @@ from batchinfer.cli.connect import load_settings, log_format_option, set_up_logs
     help="A name of its hardware that jobs may ask for; may be repeated.",
 )
 @click.option("--ticker-only", is_flag=True, help="Run no rows; only keep leases, deadlines and wake-ups going.")
+@batched_tokens_option
 @log_format_option
 def worker_command(
     models: tuple[str, ...],
     pools: tuple[str, ...],
     device_kinds: tuple[str, ...],
     ticker_only: bool,
+    max_num_batched_tokens: int | None,
     log_format: str | None,
 ) -> int:
     """Work on jobs until stopped.
@@ -36,6 +39,11 @@ def worker_command(
     """
     from batchinfer_workers.worker import run_worker
 
-    settings = load_settings(log_format=log_format, pools=pools or None, device_kinds=device_kinds or None)
+    settings = load_settings(
+        log_format=log_format,
+        pools=pools or None,
+        device_kinds=device_kinds or None,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
     set_up_logs(settings.log_level, settings.log_format)
     return run_worker(settings, models=models or None, ticker_only=ticker_only)

@@ -18,8 +18,8 @@ from batchinfer.engine.devices import Device
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SECONDS = 0.5
-"""For each of the three measurements; the best of its runs counts, since others may use the machine."""
+SECONDS = 0.3
+"""For each of the four measurements; the best of its runs counts, since others may use the machine."""
 SIZE = 1024
 """Rows, columns and depth of the products."""
 STREAMED = 1 << 26
@@ -28,8 +28,9 @@ STREAMED = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Operations a second in bfloat16 and INT8, and bytes read a second."""
+    """Operations a second in float32, bfloat16 and INT8, and bytes read a second."""
 
+    fp32: float
     bf16: float
     int8: float
     bandwidth: float
@@ -39,13 +40,13 @@ class Ceilings:
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         return Device(
             "cpu", self.bandwidth, memory, self.bf16, None, self.int8, None, None, self.bandwidth,
-            f"measured on {_cpu_model()} with {torch.get_num_threads()} threads",
+            f"measured on {cpu_model()} with {torch.get_num_threads()} threads", fp32=self.fp32,
         )  # fmt: skip
 
 
 def machine_ceilings(cache_dir: Path, *, seconds: float = SECONDS) -> Ceilings:
     """The ceilings of this CPU with as many threads as torch has now; from ``cache_dir`` if they were measured before."""
-    key = f"{_cpu_model()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    key = f"{cpu_model()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     path = cache_dir / "ceilings.json"
     known = _read(path)
     try:
@@ -60,8 +61,9 @@ def machine_ceilings(cache_dir: Path, *, seconds: float = SECONDS) -> Ceilings:
 
 
 def measure(seconds: float) -> Ceilings:
-    """Measure; takes three times ``seconds``, or one run of each where that is longer."""
-    left, right = torch.ones(SIZE, SIZE, dtype=torch.bfloat16), torch.ones(SIZE, SIZE, dtype=torch.bfloat16)
+    """Measure; takes four times ``seconds``, or one run of each where that is longer."""
+    single = torch.ones(SIZE, SIZE)
+    half = single.to(torch.bfloat16)
     narrow = torch.ones(SIZE, SIZE, dtype=torch.int8)
     weights = narrow.t()
     stream = torch.ones(STREAMED)
@@ -69,7 +71,8 @@ def measure(seconds: float) -> Ceilings:
     readers: tuple[Callable[[], object], ...] = (stream.sum, lambda: torch.dot(stream, stream))
     operations = 2 * SIZE**3
     return Ceilings(
-        bf16=operations / _best(lambda: functional.linear(left, right), seconds),
+        fp32=operations / _best(lambda: functional.linear(single, single), seconds),
+        bf16=operations / _best(lambda: functional.linear(half, half), seconds),
         int8=operations / _best(lambda: torch._int_mm(narrow, weights), seconds),  # noqa: SLF001 -- torch has no other
         bandwidth=4 * STREAMED / min(_best(read, seconds / 2) for read in readers),
     )
@@ -97,7 +100,7 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
     return known if isinstance(known, dict) else {}
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     """The processor's name as the kernel gives it."""
     info = Path("/proc/cpuinfo")
     for line in info.read_text(encoding="utf-8").splitlines() if info.exists() else []:

@@ -34,8 +34,11 @@ class EngineConfig:
     """Longest prompt plus answer in tokens; None is the model's own limit."""
     max_num_seqs: int = 64
     """Most sequences that run at once."""
-    max_num_batched_tokens: int = 512
-    """Most tokens computed in one step."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens computed in one step; None takes what was measured for this machine and model (``calibrate``)."""
+    calibrate: bool = True
+    """Measure times of steps where they are not known yet, which takes two or three seconds at the first start on a
+    machine. Answers do not depend on it."""
     block_size: int = 16
     """Tokens a KV cache block."""
     num_kv_blocks: int | None = None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from batchinfer.engine.row import Row
     from batchinfer.engine.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
     from batchinfer.engine.sequence import Sequence
+    from batchinfer.engine.step_bound import StepBound
     from batchinfer.engine.tasks.row import TaskRow
     from batchinfer.types import Request, SampleProgress
 
@@ -74,8 +75,13 @@ class EngineCore:
         clock: Callable[[], int] = time.perf_counter_ns,
         about: Mapping[str, str] = MappingProxyType({}),
         profile: Callable[[], Mapping[str, int]] = dict,
+        bound: StepBound | None = None,
     ) -> None:
-        """``about`` are the statistics that do not change: ``kernels``, ``layers``, ``recipe``; ``profile`` the runner's."""
+        """``about`` are the statistics that do not change: ``kernels``, ``layers``, ``recipe``; ``profile`` the runner's.
+
+        ``bound`` says how fast the device could be; None if that is not known.
+        """
+        self._bound = bound
         self._profile = profile
         self._runner: Runner | None = runner
         self._scheduler = scheduler
@@ -335,7 +341,10 @@ class EngineCore:
         stats = self._stats
         stats.steps += 1
         stats.sequence_steps += len(output.scheduled)
-        stats.peak_used_blocks = max(stats.peak_used_blocks, self._scheduler.pool.num_used)
+        pool = self._scheduler.pool
+        stats.peak_used_blocks = max(stats.peak_used_blocks, pool.num_used)
+        if self._bound is not None:
+            stats.roofline_ns += self._bound.nanoseconds(output, pool.num_used * pool.block_size)
         for part in output.scheduled:
             sequence = part.sequence
             num_own = part.num_new_tokens - len(part.guesses)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from batchinfer.errors import InvalidSpecError
 
-UNITS = ("bf16", "fp8", "int8", "int4")
+UNITS = ("fp32", "bf16", "fp8", "int8", "int4")
 """Kinds of matrix units."""
 
 
@@ -36,6 +36,8 @@ class Device:
     source: str
     """Where the figures stand."""
     num_devices: int = 1
+    fp32: float | None = None
+    """Peak in float32, where it was measured; data sheets' vector units are no matrix units."""
 
     def peak(self, unit: str) -> float:
         """Operations a second of one GPU in one of :data:`UNITS`.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from batchinfer.engine.attention import ATTENTION_NAME, register_attention
 from batchinfer.engine.block_pool import BlockPool
+from batchinfer.engine.calibration import DEFAULT_BATCHED_TOKENS, Calibration
 from batchinfer.engine.chat import ChatRenderer
 from batchinfer.engine.config import EngineConfig
 from batchinfer.engine.core import EngineCore
@@ -18,7 +19,8 @@ from batchinfer.engine.lengths import LengthHistory
 from batchinfer.engine.model_runner import ModelRunner
 from batchinfer.engine.sampler import Sampler
 from batchinfer.engine.scheduler import Scheduler
-from batchinfer.engine.speculation import Speculator
+from batchinfer.engine.speculation import Speculator, StepCosts
+from batchinfer.engine.startup import start_up
 from batchinfer.model_kind import ModelKind, model_kind, sentence_config
 from batchinfer.models.load import LoadedModel, find_model, load_model
 from batchinfer.tasks import Pooling
@@ -44,19 +46,29 @@ def create_engine(config: EngineConfig) -> EngineCore | EncoderEngine:
     folder = find_model(config)[0]
     if folder.is_dir() and model_kind(folder) is not ModelKind.DECODER:
         return create_encoder_engine(config)
-    return build_engine(load_model(config, ATTENTION_NAME, may_defer=True), config, owns_model=True)
+    loaded = load_model(config, ATTENTION_NAME, may_defer=True)
+    return build_engine(loaded, config, owns_model=True, calibrate=config.calibrate)
 
 
-def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False) -> EngineCore:
-    """An engine around a model that is loaded already; with ``owns_model`` the model is of no use to others after."""
+def build_engine(
+    loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False, calibrate: bool = False
+) -> EngineCore:
+    """An engine around a model that is loaded already; with ``owns_model`` the model is of no use to others after.
+
+    With ``calibrate`` what is not known of its speed here is measured first.
+    """
     runner = ModelRunner(loaded, config, owns_model=owns_model)
+    found = start_up(runner, loaded, config) if calibrate else None
+    calibration = found.calibration if found else Calibration()
+    runner.share_prefixes(calibration.least_shared())
+    measured = calibration.batched_tokens(config.max_num_seqs) if found else DEFAULT_BATCHED_TOKENS
     scheduler = Scheduler(
         BlockPool(runner.num_blocks, config.block_size),
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.max_num_batched_tokens or measured,
         enable_prefix_caching=config.enable_prefix_caching,
         history=LengthHistory(warm_up=2 * config.max_num_seqs),
-        speculator=_speculator(config, runner),
+        speculator=_speculator(config, runner, calibration),
     )
     ingest = Ingest(
         ChatRenderer(loaded.tokenizer, loaded.hf_config.vocab_size),
@@ -71,14 +83,16 @@ def build_engine(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool 
         pooling=sentence_config(config.model).pooling or Pooling.LAST,
     )
     sampler = Sampler(loaded.eos_token_ids)
-    return EngineCore(runner, scheduler, ingest, sampler, about=runner.about, profile=runner.profile)
+    bound = found.bound if found else None
+    return EngineCore(runner, scheduler, ingest, sampler, about=runner.about, profile=runner.profile, bound=bound)
 
 
-def _speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | None:
+def _speculator(config: EngineConfig, runner: ModelRunner, calibration: Calibration) -> Speculator | None:
     """Guesses by themselves only where a step's bytes are known not to depend on how many tokens it computes."""
     if config.speculation == "auto":
         about = runner.about
-        return Speculator() if about["layers"] == "fused" and about["kernels"] != "torch" else None
+        is_safe = about["layers"] == "fused" and about["kernels"] != "torch"
+        return Speculator(costs=StepCosts(calibration.decode)) if is_safe else None
     return Speculator(always=True) if config.speculation == "ngram" else None
 
 

@@ -12,12 +12,13 @@ from batchinfer.engine.attention_backend import bytes_per_block, choose_attentio
 from batchinfer.engine.attention_groups import Span
 from batchinfer.engine.forward_pass import choose_forward
 from batchinfer.engine.kv_cache import LayerShape
+from batchinfer.engine.native_attention import NativeAttention
 from batchinfer.engine.probe import probe_layers
 from batchinfer.errors import ModelError
 from batchinfer.models.lora_store import LoraStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from batchinfer.engine.config import EngineConfig
     from batchinfer.engine.head_output import HeadOutput
@@ -49,7 +50,11 @@ class ModelRunner:
         layers = probe_layers(loaded.model, loaded.device, loaded.name)
         shapes = [LayerShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim) for layer in layers]
         dtype = cache_dtype(loaded, config)
+        self.block_size = config.block_size
+        self.windows = [layer.sliding_window for layer in layers]
+        """Tokens that each layer sees back; None: all."""
         self.num_blocks = choose_num_blocks(shapes, loaded, config, dtype)
+        self._num_heads = layers[0].num_heads
         self._attention = choose_attention(
             shapes,
             self.num_blocks,
@@ -76,6 +81,22 @@ class ModelRunner:
             "recipe": self._recipe,
             "kv_cache_dtype": self._kv_cache,
         }
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._device
+
+    def share_prefixes(self, least: Mapping[int, int]) -> None:
+        """Read shared prefixes together where so many tokens share them: by the prefix' tokens, as measured."""
+        if isinstance(self._attention, NativeAttention):
+            self._attention.share_prefixes(least)
+
+    def shared_prefix_runs(self, prefix: int, rows: int) -> tuple[Callable[[], object], Callable[[], object]] | None:
+        """One layer's attention of decoding rows that share a prefix: together, and alone. None if there is one way."""
+        if not isinstance(self._attention, NativeAttention):
+            return None
+        return self._attention.shared_prefix_runs(prefix, rows, self._num_heads)
 
     def profile(self) -> dict[str, int]:
         """Fields of :class:`~batchinfer.engine.stats.EngineStats` that are counted here."""

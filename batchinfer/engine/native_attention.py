@@ -9,7 +9,7 @@ import torch
 from batchinfer_kernels.cpu import AttentionBatch, KVShape, PagedKVCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from batchinfer.engine.attention import AttentionOptions
     from batchinfer.engine.attention_groups import Span
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK_MULTIPLE = 16
 """The kernels keep keys and values in tiles of so many tokens."""
+SPLIT_TOKENS = 256
+"""The kernels cut contexts, and share prefixes, in runs of so many tokens (``SPLIT`` in C++)."""
 NO_SLOT = -1
 """Where the KV of padding goes: nowhere."""
 
@@ -46,6 +48,37 @@ class NativeAttention:
         self.dtype = dtype
         self.kv_cache = PagedKVCache([kv_shape(layer) for layer in layers], num_blocks, block_size, kv_dtype or dtype)
 
+        self.least_shared: tuple[int, ...] = ()
+        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.plan_attention`."""
+
+    def share_prefixes(self, least: Mapping[int, int]) -> None:
+        """Read prefixes together where so many tokens share them: by the prefix' tokens, the longest measured counts."""
+        splits = {max(1, prefix // SPLIT_TOKENS): tokens for prefix, tokens in sorted(least.items())}
+        table: list[int] = []
+        for number, tokens in splits.items():
+            table += [table[-1] if table else tokens] * (number - 1 - len(table))
+            table.append(tokens)
+        self.least_shared = tuple(table)
+
+    def shared_prefix_runs(
+        self, prefix: int, rows: int, num_heads: int
+    ) -> tuple[Callable[[], object], Callable[[], object]] | None:
+        """The first layer's attention of decoding rows over a shared prefix, together and alone; None without room."""
+        size = self.kv_cache.block_size
+        held = prefix // size
+        if held + rows > self.kv_cache.num_blocks or prefix % size:
+            return None
+        layer = self.kv_cache.layer(0)
+        tables = [[*range(held), held + row] for row in range(rows)]
+        batch = AttentionBatch.of([1] * rows, [prefix + size] * rows, tables)
+        query = torch.ones(rows, num_heads, layer.shape.head_dim, dtype=self.dtype)
+
+        def run(least_shared: int) -> Callable[[], object]:
+            plan = self.ops.plan_attention(batch, layer, num_heads, (least_shared,))
+            return lambda: self.ops.paged_attention(query, layer, plan, scale=1.0)
+
+        return run(2), run(rows + 1)
+
     @property
     def name(self) -> str:
         """Which kernels these are."""
@@ -70,6 +103,7 @@ class NativeContext:
         self.slots = slots
         """Where the packed rows' KV goes, int64 ``[num_rows]``; padding has :data:`NO_SLOT`."""
         self._kv_cache = attention.kv_cache
+        self._least_shared = attention.least_shared
         self._batch = batch
         self._plan: AttentionPlan | None = None
 
@@ -80,7 +114,7 @@ class NativeContext:
     def plan(self, layer: LayerKV, num_heads: int) -> AttentionPlan:
         """The step's work."""
         if self._plan is None:
-            self._plan = self.ops.plan_attention(self._batch, layer, num_heads)
+            self._plan = self.ops.plan_attention(self._batch, layer, num_heads, self._least_shared)
         return self._plan
 
     def attend(

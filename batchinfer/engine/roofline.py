@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from batchinfer.engine.devices import Device
     from batchinfer.engine.model_shape import ModelShape
 
-BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 128}
+BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 128}
 """Of a weight. INT4 has a 16-bit scale every 128 weights; scales a channel are too few to count."""
 ACTIVATION_BYTES = 2
 LOGIT_BYTES = 4
@@ -40,8 +40,18 @@ class Precision:
 
     @property
     def unit(self) -> str:
-        """The matrix unit of the layers' products: the weights' if activations are as narrow, or else bfloat16."""
-        return self.weights if self.weights == self.activations else "bf16"
+        """The matrix unit of the layers' products: the weights' if activations are as narrow, else :attr:`wide_unit`."""
+        return self.weights if self.weights == self.activations else self.wide_unit
+
+    @property
+    def wide_unit(self) -> str:
+        """The unit of attention, and of products whose weights are narrower than their rows."""
+        return "fp32" if "fp32" in (self.activations, self.kv) else "bf16"
+
+    @property
+    def head_unit(self) -> str:
+        """The unit of the product with the vocabulary."""
+        return self.head if self.head == self.activations else self.wide_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +181,11 @@ def predict(device: Device, shape: ModelShape, precision: Precision, work: Workl
         InvalidSpecError: it does not fit, or the device lacks a unit.
     """
     batch = batch_size(device, shape, precision, work)
-    costs = _Costs(device, shape, precision)
+    costs = Costs(device, shape, precision)
     return Prediction(work, batch, _prefill(costs, work), _decode(costs, work, batch))
 
 
-def _prefill(costs: _Costs, work: Workload) -> Phase:
+def _prefill(costs: Costs, work: Workload) -> Phase:
     """Every prompt token once, a shared prefix once a group, in steps of ``max_num_batched_tokens``.
 
     Row i's own tokens see ``shared + (own + 1) / 2`` tokens on the average, a prefix' tokens ``(shared + 1) / 2``. The
@@ -190,7 +200,7 @@ def _prefill(costs: _Costs, work: Workload) -> Phase:
     return costs.phase(tokens=tokens, steps=steps, sampled=work.num_rows, pairs=pairs, kv_read=read)
 
 
-def _decode(costs: _Costs, work: Workload, batch: float) -> Phase:
+def _decode(costs: Costs, work: Workload, batch: float) -> Phase:
     """Each answer token but the first in a step of ``batch`` rows, at a context of prompt and half of the answer."""
     tokens = work.num_rows * max(0.0, work.output - 1)
     steps = tokens / batch
@@ -208,12 +218,12 @@ def restore_seconds(device: Device, shape: ModelShape, precision: Precision, tok
     Fetching moves its bytes over each device's PCIe; computing runs its tokens through the layers, not the head.
     """
     fetch = tokens * kv_bytes_per_token(shape, precision.kv) / (device.pcie * device.num_devices)
-    costs = _Costs(device, shape, precision)
+    costs = Costs(device, shape, precision)
     phase = costs.phase(tokens=tokens, steps=1, sampled=0, pairs=tokens * (tokens + 1) / 2, kv_read=0)
     return fetch, phase.overlap
 
 
-class _Costs:
+class Costs:
     """Seconds of counted work on a device."""
 
     def __init__(self, device: Device, shape: ModelShape, precision: Precision) -> None:
@@ -226,12 +236,13 @@ class _Costs:
         device, shape, number = self._device, self._shape, self._device.num_devices
         precision = self._precision
         products = 2 * tokens * shape.layer_weights_per_token / device.peak(precision.unit)
-        head_unit = precision.head if precision.head == precision.activations else "bf16"
-        head = 2 * sampled * shape.head_weights / device.peak(head_unit)
-        attention = pairs * shape.attention_operations / device.peak("bf16")
+        head = 2 * sampled * shape.head_weights / device.peak(precision.head_unit)
+        attention = pairs * shape.attention_operations / device.peak(precision.wide_unit)
 
         layers = steps * shape.layer_weights_read(tokens / steps) * BYTES[precision.weights]
-        heads = steps * shape.head_weights * BYTES[precision.head] + 2 * sampled * shape.vocab_size * LOGIT_BYTES
+        heads = (steps if sampled else 0) * shape.head_weights * BYTES[
+            precision.head
+        ] + 2 * sampled * shape.vocab_size * LOGIT_BYTES
         copies = max(1.0, number / shape.num_kv_heads)
         cache = (kv_read + tokens) * kv_bytes_per_token(shape, precision.kv) * copies
         moved = tokens * activation_bytes_per_token(shape)

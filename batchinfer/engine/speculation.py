@@ -6,10 +6,12 @@ alone, and dropped with all behind it where the sample is another.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence as Sequence_
 
     from batchinfer.engine.sequence import Sequence
@@ -56,8 +58,12 @@ class NgramIndex:
 class StepCosts:
     """Mean time of steps by the tokens in them, as they were measured: a table of a few points, straight in between."""
 
-    def __init__(self) -> None:
+    def __init__(self, measured: Iterable[tuple[int, int]] = ()) -> None:
+        """``measured`` are tokens and nanoseconds of steps that were measured before."""
         self._points: dict[int, tuple[float, float]] = {}
+        for num_tokens, elapsed_ns in measured:
+            self.observe(num_tokens, elapsed_ns)
+        self._is_calibrated = len(self._points) > 1
 
     def observe(self, num_tokens: int, elapsed_ns: int) -> None:
         """Take in a step."""
@@ -66,11 +72,17 @@ class StepCosts:
         self._points[bucket] = tokens + WEIGHT * (num_tokens - tokens), cost + WEIGHT * (elapsed_ns - cost)
 
     def of(self, num_tokens: int) -> float | None:
-        """Expected time in ns; beyond what was measured, that of the largest (so that it is tried); None before any."""
+        """Expected time in ns; None before any step was seen.
+
+        Beyond the largest step: on the last line, if there was a measurement to begin with; else that of the largest,
+        so that it is tried.
+        """
         points = sorted(self._points.values())
         if not points:
             return None
         at = bisect_left(points, (num_tokens, 0.0))
+        if at == len(points) and self._is_calibrated:
+            at -= 1
         if at == 0 or at == len(points):
             return points[min(at, len(points) - 1)][1]
         (low, low_cost), (high, high_cost) = points[at - 1], points[at]
@@ -84,9 +96,10 @@ class Speculator:
     rise: by the measured times of steps of either size, and by the share of guesses that were right.
     """
 
-    def __init__(self, *, always: bool = False) -> None:
+    def __init__(self, *, always: bool = False, costs: StepCosts | None = None) -> None:
+        """``costs`` are what is known of steps before the first; without, some are seen before any guess is made."""
         self._always = always
-        self._costs = StepCosts()
+        self._costs = costs or StepCosts()
         self._accepted = FIRST_ACCEPTED
         self._idle_steps = 0
 
@@ -94,15 +107,7 @@ class Speculator:
         """Tokens to guess for each of so many sequences in the next step; 0 is none."""
         if self._always:
             return LENGTHS[0]
-        plain = self._costs.of(num_sequences)
-        if plain is None:
-            return 0
-        best, length = num_sequences / plain, 0
-        for count in LENGTHS:
-            cost = self._costs.of(num_sequences * (1 + count))
-            rate = num_sequences * expected_tokens(self._accepted, count) / cost if cost else 0.0
-            if rate > best:
-                best, length = rate, count
+        length = best_length(self._costs, num_sequences, self._accepted)
         self._idle_steps = 0 if length else self._idle_steps + 1
         if self._idle_steps >= RETRY_STEPS:
             self._idle_steps, self._accepted = 0, FIRST_ACCEPTED
@@ -129,6 +134,26 @@ class Speculator:
         self._accepted += WEIGHT * (share - self._accepted)
         if sequence.guesses is not None:
             sequence.guesses.accepted += WEIGHT * (share - sequence.guesses.accepted)
+
+
+def best_length(costs: StepCosts, num_sequences: int, accepted: float) -> int:
+    """Guesses for each of so many sequences that give the most tokens a second; 0 if none do better than none."""
+    plain = costs.of(num_sequences)
+    if plain is None:
+        return 0
+    best, length = num_sequences / plain, 0
+    for count in LENGTHS:
+        cost = costs.of(num_sequences * (1 + count))
+        rate = num_sequences * expected_tokens(accepted, count) / cost if cost else 0.0
+        if rate > best:
+            best, length = rate, count
+    return length
+
+
+def break_even(costs: StepCosts, accepted: float = FIRST_ACCEPTED, most: int = 1024) -> int:
+    """The largest batch, of at most ``most`` rows, up to which guessing pays if that share of guesses is right."""
+    sizes = itertools.takewhile(lambda number: best_length(costs, number, accepted), range(1, most + 1))
+    return max(sizes, default=0)
 
 
 def expected_tokens(accepted: float, count: int) -> float:

@@ -95,6 +95,9 @@ class EngineStats:
     """Of ``profiled_ns``, in the product with the vocabulary."""
     profiled_ns: int = 0
     """Time in the model of those steps that were timed in parts: one in 32, in fused layers only."""
+    roofline_ns: int = 0
+    """What the steps would have taken at the device's measured ceilings of computing and memory; 0 if these are not
+    known. Sums of several engines are exact."""
     unfinished_device_ns: int = 0
     """Charged to rows that are not finished yet."""
 
@@ -139,6 +142,11 @@ class EngineStats:
         return self.padding_tokens / rows if rows else 0.0
 
     @property
+    def roofline_share(self) -> float | None:
+        """Share of the physical limit that the steps reached; None if the device's ceilings are not known."""
+        return self.roofline_ns / self.step_ns if self.roofline_ns and self.step_ns else None
+
+    @property
     def time_split(self) -> dict[str, float]:
         """Shares of the steps' time, which sum to 1. The model's parts are from the steps that were timed.
 
@@ -158,13 +166,17 @@ class EngineStats:
 
     def report(self) -> dict[str, Any]:
         """The figures that say how well an engine was used, ready for JSON; shares are between 0 and 1."""
-        names = ("kernels", "layers", "recipe", "steps", "preemptions", "misestimates")
+        names = (
+            *("kernels", "layers", "recipe", "steps", "preemptions", "misestimates"),
+            *("batched_tokens_limit", "guessed_tokens", "accepted_tokens"),
+        )
         figures = {
             "tokens_per_second": self.tokens_per_second,
             "mean_batch_size": self.mean_batch_size,
             "occupancy": self.occupancy,
             "reuse": self.reuse,
             "padding": self.padding,
+            "roofline_share": self.roofline_share,
         }
         return (
             {name: getattr(self, name) for name in names}

@@ -19,7 +19,8 @@ from batchinfer.errors import ModelError, RowFailure
 from batchinfer.models.config_fields import cached_folder
 from batchinfer.models.fingerprint import fingerprint
 from batchinfer.models.gguf_file import GgufFile
-from batchinfer.models.tokenizer import default_cache_dir, load_folder_tokenizer, load_gguf_tokenizer
+from batchinfer.models.cache_dir import default_cache_dir
+from batchinfer.models.tokenizer import load_folder_tokenizer, load_gguf_tokenizer
 
 
 def find_tokenizer(model: str) -> tuple[Any, int | None]:

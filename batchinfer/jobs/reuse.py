@@ -24,6 +24,7 @@ NO_PART_OF_ANSWERS = frozenset(
     {
         "inputs", "output", "name", "tags", "limit", "id_column", "column_prefix", "shard_rows", "priority", "deadline",
         "budget_usd", "max_attempts", "reuse_results", "adapter", "adapter_folder",
+        "speculation",
     }
 )  # fmt: skip
 """Fields of a spec that change no answer. All others are part of the scope, also those that a later version adds.

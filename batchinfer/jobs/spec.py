@@ -86,6 +86,13 @@ class KVCacheDtype(StrEnum):
     INT8 = "int8"
 
 
+class Speculation(StrEnum):
+    """Whether next tokens are guessed and computed ahead, while that is measured to pay; answers are the same."""
+
+    NONE = "none"
+    NGRAM = "ngram"
+
+
 def parse_deadline(value: str, now: datetime) -> datetime:
     """Read ``6h``, ``90m``, ``2d`` (from ``now``) or an ISO 8601 time with zone; return an aware UTC time.
 
@@ -225,6 +232,8 @@ class JobSpec(BaseModel):
     """Weight quantisation."""
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
     """Precision of the KV cache; ``int8`` needs about half of the memory, on the CPU."""
+    speculation: Speculation = Speculation.NONE
+    """``ngram`` guesses tokens from what the row has said before, while few rows run and it pays; answers stay the same."""
 
     reuse_results: bool = False
     """Compute new and changed rows only, and copy the others' answers from earlier jobs of the same spec and model."""

@@ -114,6 +114,14 @@ class EngineUse(View):
     """Cached prompt tokens over those that a cache without end would have given; None if no prompts begin alike."""
     padding: float
     """Share of the computed rows that were padding."""
+    roofline_share: float | None = None
+    """Share of what the device's measured ceilings of computing and memory allow; None if they are not known."""
+    batched_tokens_limit: int | None = None
+    """Most tokens computed in one step: as configured, or as measured when the model was first loaded here."""
+    guessed_tokens: int = 0
+    """Tokens guessed and computed ahead (speculation)."""
+    accepted_tokens: int = 0
+    """Of these, the right ones."""
     preemptions: int
     """Rows put back and computed again since the KV cache was full."""
     misestimates: int

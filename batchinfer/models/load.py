@@ -11,6 +11,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from batchinfer.errors import ModelError
+from batchinfer.models.cache_dir import default_cache_dir
 from batchinfer.models.fingerprint import fingerprint
 from batchinfer.models.folder import check_folder, defer_folder_model, load_folder_model, own_dtype, read_config
 from batchinfer.models.fused.families import FAMILIES
@@ -18,7 +19,7 @@ from batchinfer.models.gguf import load_gguf_model
 from batchinfer.models.gguf_file import GgufFile
 from batchinfer.models.hub import download, is_hub_id
 from batchinfer.models.limits import end_token_ids, longest_sequence
-from batchinfer.models.tokenizer import default_cache_dir, load_folder_tokenizer, load_gguf_tokenizer
+from batchinfer.models.tokenizer import load_folder_tokenizer, load_gguf_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -55,11 +54,6 @@ def load_gguf_tokenizer(file: GgufFile, revision: str, cache_dir: Path) -> Any:
     with contextlib.suppress(OSError):  # a read-only or full disk costs time, not the job
         _keep(tokenizer, kept)
     return _ready(tokenizer, file.path)
-
-
-def default_cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/batchinfer``, by default ``~/.cache/batchinfer``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchinfer"
 
 
 def _convert(file: GgufFile) -> Any:

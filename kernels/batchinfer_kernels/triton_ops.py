@@ -23,6 +23,8 @@ from batchinfer_kernels.rms_norm import rms_norm, rms_norm_quantize
 from batchinfer_kernels.rope_and_kv_write import Rope, rope_and_kv_write
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from batchinfer_kernels.cpu.interface import AttentionPlan
     from batchinfer_kernels.cpu.operands import Activation, Activations, AttentionBatch, Int8Recipe, RotaryEmbedding
     from batchinfer_kernels.paged_kv import PagedKV
@@ -106,9 +108,11 @@ class TritonOps:
         """See :meth:`~batchinfer_kernels.cpu.interface.Ops.kv_write`."""
         kv_write(_heads(key, layer.head_dim), _heads(value, layer.head_dim), slots, layer)
 
-    def plan_attention(self, batch: AttentionBatch, layer: PagedKV, num_heads: int) -> TritonPlan:
+    def plan_attention(
+        self, batch: AttentionBatch, layer: PagedKV, num_heads: int, least_shared: Sequence[int] = ()
+    ) -> TritonPlan:
         """See :meth:`~batchinfer_kernels.cpu.interface.Ops.plan_attention`; the batch's tensors are on the host."""
-        del num_heads
+        del num_heads, least_shared
         starts, contexts = batch.query_start.tolist(), batch.context_lens.tolist()
         spans = [
             QuerySpan(starts[i], starts[i + 1] - starts[i], contexts[i], i)

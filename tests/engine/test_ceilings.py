@@ -10,7 +10,7 @@ from batchinfer.engine.ceilings import Ceilings, machine_ceilings
 from batchinfer.engine.model_shape import ModelShape
 from batchinfer.engine.roofline import Precision, Workload, predict
 
-FOUND = Ceilings(2e11, 8e11, 2e10)
+FOUND = Ceilings(1e11, 2e11, 8e11, 2e10)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_real_figures_are_a_device(monkeypatch):
     monkeypatch.setattr(ceilings, "STREAMED", 1 << 16)
     found = ceilings.measure(0.0)
     assert 1e8 < found.bandwidth < 1e13
-    assert all(1e7 < value < 1e15 for value in (found.bf16, found.int8))
+    assert all(1e7 < value < 1e15 for value in (found.fp32, found.bf16, found.int8))
     device = FOUND.as_device()
     assert "threads" in device.source
     shape = ModelShape(2, 8, 2, 1, 4, 16, 32)

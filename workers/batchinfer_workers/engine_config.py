@@ -24,6 +24,8 @@ def engine_config(spec: JobSpec, settings: Settings) -> EngineConfig:
         dtype=spec.dtype.value,
         quantization=spec.quantization.value,
         kv_cache_dtype=spec.kv_cache_dtype.value,
+        speculation="auto" if spec.speculation.value == "ngram" else "off",
+        calibrate=settings.calibrate,
         max_model_len=spec.max_model_len,
         **{name: value for name, value in machine.items() if value is not None},
     )

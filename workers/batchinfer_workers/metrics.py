@@ -74,6 +74,7 @@ class EngineCollector:
                 "max_num_seqs",
             ),
             ("batchinfer_engine_kv_cache_usage", "Used blocks over all blocks.", "used_blocks", "num_blocks"),
+            ("batchinfer_engine_roofline_share", "Of the device's limit, reached so far.", "roofline_ns", "step_ns"),
         ):
             yield GaugeMetricFamily(name, text, value=stats.get(part, 0) / (stats.get(whole, 0) or 1))
 

@@ -88,6 +88,14 @@ def build(variant: Variant, *, folder: Path | None = None, extra_flags: Sequence
     return target
 
 
+def source_version() -> str:
+    """Short hash of the kernels' sources and flags: what was measured with others says nothing of these."""
+    digest = hashlib.sha256(repr(FLAGS).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
 def openmp_library() -> Path | None:
     """The OpenMP runtime that torch brought along, if it did.
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from batchinfer_kernels.cpu.operands import PLAIN_INT8
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from batchinfer_kernels.cpu.kv_cache import LayerKV
@@ -111,9 +113,13 @@ class Ops(Protocol):
     def kv_write(self, key: Activations, value: Activations, slots: torch.Tensor, layer: LayerKV) -> None:
         """Write keys and values that have their rotation already; shapes as in :meth:`rope_and_kv_write`."""
 
-    def plan_attention(self, batch: AttentionBatch, layer: LayerKV, num_heads: int) -> AttentionPlan:
+    def plan_attention(
+        self, batch: AttentionBatch, layer: LayerKV, num_heads: int, least_shared: Sequence[int] = ()
+    ) -> AttentionPlan:
         """Find the work of a batch, prefixes that sequences share included (equal blocks at equal places).
 
+        ``least_shared[i]`` is how many query tokens must share ``i + 1`` splits of 256 tokens so that they are read for
+        all of them together; the last counts for longer ones too, and without any two are enough. Results are the same.
         Good for every layer of the same block size and block tables, whatever its window or number of heads.
         """
 

@@ -94,6 +94,8 @@ class BatchStruct(Structure):
         ("queries_per_kv_head", c_int32),
         ("num_kv_heads", c_int32),
         ("num_threads", c_int32),
+        ("num_least_shared", c_int32),
+        ("least_shared", c_void_p),
     ]
 
 

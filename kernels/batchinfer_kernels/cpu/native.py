@@ -23,7 +23,7 @@ from batchinfer_kernels.cpu.pointers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from batchinfer_kernels.cpu.interface import AttentionPlan
     from batchinfer_kernels.cpu.kv_cache import LayerKV
@@ -40,11 +40,19 @@ _FAULTS = {
 class NativePlan:
     """A batch and its work, held by the library; freed with this object."""
 
-    def __init__(self, library: ctypes.CDLL, batch: AttentionBatch, layer: LayerKV, num_heads: int) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        batch: AttentionBatch,
+        layer: LayerKV,
+        num_heads: int,
+        least_shared: Sequence[int] = (),
+    ) -> None:
         self._batch = batch  # the library reads its block tables
         self.block_size = layer.block_size
         self.num_blocks = layer.num_blocks
-        struct = batch_struct(batch, layer, num_heads)
+        table = torch.tensor(least_shared, dtype=torch.int32)  # lives until the plan is made
+        struct = batch_struct(batch, layer, num_heads, table)
         fault = (ctypes.c_int32 * 2)()
         self.handle = library.bi_plan_create(struct, fault)
         if self.handle is None:
@@ -157,9 +165,11 @@ class NativeOps(NativeRowOps):
 
         return write
 
-    def plan_attention(self, batch: AttentionBatch, layer: LayerKV, num_heads: int) -> NativePlan:
+    def plan_attention(
+        self, batch: AttentionBatch, layer: LayerKV, num_heads: int, least_shared: Sequence[int] = ()
+    ) -> NativePlan:
         """See :meth:`~batchinfer_kernels.cpu.interface.Ops.plan_attention`."""
-        return NativePlan(self._library, batch, layer, num_heads)
+        return NativePlan(self._library, batch, layer, num_heads, least_shared)
 
     def paged_attention(
         self,

@@ -149,7 +149,7 @@ def rope_struct(rope: RotaryEmbedding, head_dim: int) -> RopeStruct:
     )
 
 
-def batch_struct(batch: AttentionBatch, layer: LayerKV, num_heads: int) -> BatchStruct:
+def batch_struct(batch: AttentionBatch, layer: LayerKV, num_heads: int, least_shared: torch.Tensor) -> BatchStruct:
     """The C view of a batch that attends with ``num_heads`` over caches like this layer's."""
     shape = layer.shape
     num_sequences, max_blocks = batch.block_tables.shape
@@ -168,4 +168,6 @@ def batch_struct(batch: AttentionBatch, layer: LayerKV, num_heads: int) -> Batch
         num_heads // shape.num_kv_heads,
         shape.num_kv_heads,
         torch.get_num_threads(),
+        len(least_shared),
+        address(least_shared, "least_shared", (len(least_shared),), torch.int32),
     )

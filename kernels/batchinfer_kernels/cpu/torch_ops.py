@@ -14,6 +14,8 @@ from batchinfer_kernels import reference
 from batchinfer_kernels.cpu.operands import PLAIN_INT8, Accumulated, Int8Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from batchinfer_kernels.cpu.interface import AttentionPlan
     from batchinfer_kernels.cpu.kv_cache import LayerKV
     from batchinfer_kernels.cpu.operands import (
@@ -122,9 +124,11 @@ class TorchOps:
         """See :meth:`~batchinfer_kernels.cpu.interface.Ops.kv_write`."""
         layer.write(slots, _heads(key, layer.shape.head_dim), _heads(value, layer.shape.v_head_dim))
 
-    def plan_attention(self, batch: AttentionBatch, layer: LayerKV, num_heads: int) -> TorchPlan:
-        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.plan_attention`."""
-        del num_heads
+    def plan_attention(
+        self, batch: AttentionBatch, layer: LayerKV, num_heads: int, least_shared: Sequence[int] = ()
+    ) -> TorchPlan:
+        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.plan_attention`; nothing is read together here."""
+        del num_heads, least_shared
         starts, contexts = batch.query_start.tolist(), batch.context_lens.tolist()
         sequences = [
             (starts[i], starts[i + 1], layer.context_slots(batch.block_tables[i], contexts[i]))

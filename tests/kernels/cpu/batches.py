@@ -62,12 +62,12 @@ class PagedBatch:
             slots = self.layer.context_slots(torch.tensor(table, dtype=torch.int32), s.context)
             ops.kv_write(s.key.flatten(1), s.value.flatten(1), slots, self.layer)
 
-    def attend(self, tables=None, out_dtype=torch.float32, **options):
+    def attend(self, tables=None, out_dtype=torch.float32, least_shared=(), **options):
         """Attention of all new tokens; one tensor a sequence."""
         counts = [s.num_queries for s in self.sequences]
         batch = AttentionBatch.of(counts, [s.context for s in self.sequences], tables or self.tables)
         query = torch.cat([s.query for s in self.sequences])
-        plan = self.ops.plan_attention(batch, self.layer, query.shape[1])
+        plan = self.ops.plan_attention(batch, self.layer, query.shape[1], least_shared)
         out = self.ops.paged_attention(query, self.layer, plan, out_dtype=out_dtype, **options)
         return out.split(counts)
 

@@ -96,6 +96,10 @@ def test_a_shared_prefix_or_private_copies(native, dtype, options, threads):
     plan = native.plan_attention(_batch_of(sequences, shared), batch.layer, 6)
     assert plan.num_partials > 0, "this test must exercise shared items"
     assert all(torch.equal(a, b) for a, b in zip(private, together, strict=True))
+    # nine tokens share two splits and five of them a third: nobody, all, only those five from the first split on
+    for least in ((100,), (2, 9, 5), (100, 10, 5), (5, 100)):
+        chosen = batch.attend(tables=shared, least_shared=least, **options)
+        assert all(torch.equal(a, b) for a, b in zip(private, chosen, strict=True)), least
 
 
 def _batch_of(sequences, tables):

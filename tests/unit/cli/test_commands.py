@@ -53,7 +53,7 @@ def test_every_flag_reaches_the_spec(ledger, tmp_path):
         "--output": "s3://b/o", "--messages-column": "m", "--system": "be brief", "--id-column": "id",
         "--max-tokens": "7", "--min-tokens": "2", "--temperature": "0.5", "--top-p": "0.9", "--top-k": "5",
         "--min-p": "0.1", "--seed": "0", "--stop": "END", "--stop-token-id": "3", "--max-model-len": "99",
-        "--dtype": "float32", "--quantization": "none", "--kv-cache-dtype": "int8", "--shard-rows": "5", "--priority": "-2", "--deadline": "1d",
+        "--dtype": "float32", "--quantization": "none", "--kv-cache-dtype": "int8", "--speculation": "ngram", "--shard-rows": "5", "--priority": "-2", "--deadline": "1d",
         "--budget": "2.5", "--on-null": "skip", "--column-prefix": "ai_", "--name": "n", "--tag": "a=b",
         "--max-attempts": "4", "--limit": "9",
     }  # fmt: skip
@@ -69,7 +69,7 @@ def test_every_flag_reaches_the_spec(ledger, tmp_path):
         "on_null": "skip", "column_prefix": "ai_", "include_token_ids": True, "limit": 9, "max_tokens": 7,
         "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 0, "stop": ["END"],
         "stop_token_ids": [3], "ignore_eos": True, "max_model_len": 99, "dtype": "float32", "quantization": "none",
-        "kv_cache_dtype": "int8",
+        "kv_cache_dtype": "int8", "speculation": "ngram",
         "shard_rows": 5, "priority": -2, "budget_usd": "2.5", "max_attempts": 4,
     }  # fmt: skip
 

@@ -18,6 +18,8 @@ struct Batch {  // mirrored in library.py
   int32_t queries_per_kv_head;
   int32_t num_kv_heads;
   int32_t num_threads;
+  int32_t num_least_shared;
+  const int32_t* least_shared;  // [num_least_shared]: tokens that must share i + 1 splits to read them together
 };
 
 enum Fault : int32_t { OK = 0, BAD_QUERY_START = 1, BAD_CONTEXT = 2, TABLE_TOO_SHORT = 3, BLOCK_OUTSIDE = 4 };
@@ -47,6 +49,10 @@ struct Planner {
 
   double cost(int64_t tokens, int64_t context) const {  // reading a key and value costs about four rows' arithmetic
     return (double)context * (4.0 + (double)tokens * b.queries_per_kv_head);
+  }
+
+  bool pays(int splits, int64_t tokens) const {
+    return b.num_least_shared == 0 || tokens >= b.least_shared[std::min(splits, b.num_least_shared) - 1];
   }
 
   // Workspace for the first `splits` splits of tokens first .. first + tokens.
@@ -84,14 +90,15 @@ struct Planner {
   void group(size_t first, size_t last, int from) {
     if (last - first < 2) return;
     const int until = *std::min_element(common.begin() + first + 1, common.begin() + last);
-    if (until > from) {
+    int64_t tokens = 0;
+    for (size_t k = first; k < last; k++) tokens += count(order[k]);
+    const bool is_shared = until > from && pays(until - from, tokens);
+    if (is_shared) {
       const int begin = (int)plan.segments.size();
-      int64_t tokens = 0;
       for (size_t k = first; k < last; k++) {
         const int i = order[k];
         plan.segments.push_back({b.query_start[i], count(i), position(i)});
         grouped[i] = until;
-        tokens += count(i);
       }
       plan.partial_items.push_back({begin, (int)plan.segments.size(), order[first], from, until, 0.0});
       plan.partial_items.back().cost = cost(tokens, (int64_t)(until - from) * SPLIT);
@@ -99,9 +106,15 @@ struct Planner {
     size_t start = first;
     for (size_t k = first + 1; k <= last; k++)
       if (k == last || common[k] <= until) {
-        group(start, k, until);
+        group(start, k, is_shared ? until : from);
         start = k;
       }
+  }
+
+  // Rows whose prefixes did not pay have no states in the workspace.
+  void forget_unshared() {
+    for (const int i : order)
+      if (!grouped[i]) std::fill_n(plan.partial_of.begin() + b.query_start[i], count(i), -1);
   }
 
   // What each sequence does alone, in tiles of rows.
@@ -170,6 +183,7 @@ BI_EXPORT Plan* bi_plan_create(const Batch* batch, int32_t* fault) {
   plan->partial_of.assign(plan->num_tokens, -1);
   planner.find_prefixes();
   planner.group(0, planner.order.size(), 0);
+  planner.forget_unshared();
   planner.add_own_work();
   if (b.num_threads > 1) planner.balance();
   heaviest_first(plan->partial_items);
