@@ -21,6 +21,7 @@ class RowStatus(StrEnum):
     CANCELLED = "cancelled"
     SKIPPED = "skipped"
     DEDUPLICATED = "deduplicated"
+    FILTERED = "filtered"
 
 
 class FinishReason(StrEnum):

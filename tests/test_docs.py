@@ -36,7 +36,7 @@ def checkout(tmp_path):
     assert model.exists(), f"{model} is missing: run `make model`"
     (tmp_path / ".models").symlink_to(model.parent)
     (tmp_path / "examples").mkdir()
-    for name in ("prompts.parquet", "json_answers.py"):
+    for name in ("prompts.parquet", "json_answers.py", "stages.yaml"):
         (tmp_path / "examples" / name).write_bytes((ROOT / "examples" / name).read_bytes())
     return tmp_path
 

@@ -14,7 +14,19 @@ __all__ = ["checkout", "environment"]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page",
-    ["sampling", "logprobs", "samples", "structured_output", "tools", "reasoning", "chat", "convert", "tasks", "lora"],
+    [
+        "sampling",
+        "logprobs",
+        "samples",
+        "structured_output",
+        "tools",
+        "reasoning",
+        "chat",
+        "convert",
+        "tasks",
+        "lora",
+        "stages",
+    ],
 )
 def test_the_page_runs(page, checkout, environment):
     blocks = FENCE.findall((ROOT / "docs" / f"{page}.md").read_text())

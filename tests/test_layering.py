@@ -24,6 +24,7 @@ BASE = {
     "batchinfer.tasks",
     "batchinfer.model_kind",
     "batchinfer.adapter_config",
+    "batchinfer.stages",
 }
 # layer -> the layers it may import besides itself and BASE
 ALLOWED = {
@@ -38,6 +39,7 @@ ALLOWED = {
     "batchinfer.tasks": set(),
     "batchinfer.model_kind": {"batchinfer.tasks"},
     "batchinfer.adapter_config": set(),
+    "batchinfer.stages": {"batchinfer.sampling_params", "batchinfer.chat_params", "batchinfer.guided"},
     "batchinfer.settings": set(),
     "batchinfer_kernels": set(),
     "batchinfer.models": {"batchinfer_kernels", "batchinfer.engine.config"},

@@ -20,6 +20,7 @@ from batchinfer.jobs.spec import (
     SamplesLayout,
     Speculation,
 )
+from batchinfer.jobs.stage_file import read_stage_file
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.tasks import Pooling, Task, TaskOptions
 
@@ -37,6 +38,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "messages_column": {"metavar": "NAME"},
     "template": {"metavar": "JINJA"},
     "system": {"metavar": "TEXT"},
+    "stages": {"metavar": "FILE"},
     "id_column": {"metavar": "NAME"},
     "on_null": {"type": click.Choice([choice.value for choice in OnNull])},
     "column_prefix": {"metavar": "TEXT"},
@@ -121,6 +123,7 @@ _HINTS = {
     "output": "default: INPUT.results/JOB_ID",
     "template": "@FILE reads it from a file",
     "system": "@FILE reads it from a file",
+    "stages": "a YAML or JSON file, see docs/stages.md",
     "stop": "may be repeated",
     "include_columns": "may be repeated",
     "tools": "a JSON file, or JSON text",
@@ -209,6 +212,18 @@ def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         InvalidSpecError: a tag is not ``key=value``, or a file with a text cannot be read.
     """
     given = {field: value for field, value in values.items() if value is not None and value != ()}
+    _read_files(given)
+    if "tags" in given:
+        given["tags"] = dict(_tag(text) for text in given["tags"])
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(_bias(text) for text in given["logit_bias"])
+    if "budget_usd" in given:
+        given["budget_usd"] = str(given["budget_usd"]).strip().removeprefix("$").replace(",", "")
+    return given
+
+
+def _read_files(given: dict[str, Any]) -> None:
+    """Put what files say in the place of their names."""
     for field in ("template", "system"):
         if str(given.get(field, "")).startswith("@"):
             given[field] = _read_text(field, given[field][1:])
@@ -219,13 +234,8 @@ def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         text = str(given.get(field, ""))
         if text and not any(sign in text for sign in signs):
             given[field] = _read_text(field, text.removeprefix("@"))
-    if "tags" in given:
-        given["tags"] = dict(_tag(text) for text in given["tags"])
-    if "logit_bias" in given:
-        given["logit_bias"] = dict(_bias(text) for text in given["logit_bias"])
-    if "budget_usd" in given:
-        given["budget_usd"] = str(given["budget_usd"]).strip().removeprefix("$").replace(",", "")
-    return given
+    if "stages" in given:
+        given["stages"] = read_stage_file(str(given["stages"]))
 
 
 def _read_text(field: str, path: str) -> str:
@@ -278,5 +288,5 @@ def spec_error(error: ValidationError) -> InvalidSpecError:
     if field is None:
         return InvalidSpecError(message)
     value = repr(fault["input"])[:100]
-    named = flag_of(field) if value in message else f"{flag_of(field)} {value}"
+    named = flag_of(field) if value in message or field == "stages" else f"{flag_of(field)} {value}"
     return InvalidSpecError(f"{named}: {message}", param=field)

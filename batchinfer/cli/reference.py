@@ -28,7 +28,7 @@ _STATES = {
     "failed": "could not go on as a whole; `error` says why, `batchinfer resume` tries again",
 }
 _OUTCOMES = {
-    "succeeded": "every row succeeded or was skipped as asked",
+    "succeeded": "every row succeeded, or was skipped or filtered as asked",
     "partial": "some rows succeeded, some did not",
     "none": "not one row succeeded: completed, but not green",
 }
@@ -39,6 +39,7 @@ _ROW_STATUSES = {
     "cancelled": "was not run before the cancel",
     "skipped": "had a null and `--on-null skip`",
     "deduplicated": "has the answer of an equal row",
+    "filtered": "was left out by a filter of the job's stages; `stopped_at` says which",
 }
 
 

@@ -34,6 +34,7 @@ _NOT_RUN = {
     RowStatus.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
     RowStatus.CANCELLED: ("batch_cancelled", "This request was not executed, since the batch was cancelled."),
     RowStatus.SKIPPED: ("request_skipped", "This request was left out."),
+    RowStatus.FILTERED: ("request_filtered", "A filter left this request out."),
 }
 
 Row = dict[str, Any]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from batchinfer.dataset.roots import Roots
+    from batchinfer.dataset.staged_row import StagedRow, StagePlan
     from batchinfer.types import Message
 
 
@@ -44,6 +45,8 @@ class PromptConfig:
     adapter_folder: str | None = None
     roots: Roots | None = None
     """Where adapters may be; None is everywhere."""
+    stages: tuple[StagePlan, ...] = ()
+    """What rows are asked one after the other, in place of the one prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class RowInput:
     """One row, ready: exactly one of ``request`` (its id is ``str(row_index)``), ``error`` and ``skipped`` is set.
 
     ``warnings`` go into the row's result as they are (``text_replaced`` where a character had to become U+FFFD).
+    A row of a job with stages has itself as ``staged``, too; it may also have been filtered.
     """
 
     row_index: int
@@ -58,6 +62,7 @@ class RowInput:
     error: RowError | None = None
     skipped: bool = False
     warnings: tuple[str, ...] = ()
+    staged: StagedRow | None = None
 
 
 class RowReader:

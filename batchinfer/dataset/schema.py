@@ -32,6 +32,7 @@ _MAX_NANOS = 10**18 - 1
 ROW_INDEX = "row_index"
 STATUS = "status"
 WARNINGS = "warnings"
+STOPPED_AT = "stopped_at"
 _FIELDS = (
     pa.field(ROW_INDEX, pa.int64(), nullable=False),
     pa.field(STATUS, pa.large_string(), nullable=False),
@@ -111,13 +112,17 @@ OPTIONAL_COLUMNS: dict[str, pa.DataType] = {
     "ranking": RANKING_TYPE,
     # what decides the row's answer, in 16 bytes; the row that was computed, its tokens and what it cost
     ROW_KEY: pa.binary(16),
+    # in a job of stages: the stage that filtered the row, or failed; null where it went through
+    STOPPED_AT: pa.large_string(),
     REUSED_FROM: pa.struct(
         [("job_id", pa.large_string()), ("row_index", pa.int64()), ("usage", USAGE_TYPE), ("cost_usd", USD_TYPE)]
     ),
 }
 """Result columns that a job has only if its spec asks for them (:meth:`JobSpec.result_columns`), in the order in which
 they are written. Their values come from :attr:`ResultRow.extra`, null where a row has none."""
-RESULT_COLUMNS = (*(field.name for field in _FIELDS), *OPTIONAL_COLUMNS)
+FIXED_COLUMNS = tuple(field.name for field in _FIELDS)
+"""Result columns that every job has."""
+RESULT_COLUMNS = (*FIXED_COLUMNS, *OPTIONAL_COLUMNS)
 """All result columns that there can be."""
 METADATA_PREFIX = "batchinfer."
 
@@ -151,15 +156,24 @@ class ResultRow:
 class ResultSchema:
     """Columns added to the input's, their names behind ``prefix``; ``optional`` are names of :data:`OPTIONAL_COLUMNS`.
 
+    ``stages`` are the columns of a job's stages, at the end; their values come from :attr:`ResultRow.extra`, too.
+
     Raises:
         InvalidSpecError: result columns clash with the input's; the message names them and the way out (a prefix).
     """
 
-    def __init__(self, input_schema: pa.Schema, prefix: str = "", optional: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        input_schema: pa.Schema,
+        prefix: str = "",
+        optional: Collection[str] = (),
+        stages: Sequence[pa.Field] = (),
+    ) -> None:
         self.prefix = prefix
         self.optional = [name for name in OPTIONAL_COLUMNS if name in optional]
         self.input_schema = input_schema
-        fields = [*_FIELDS, *(pa.field(name, OPTIONAL_COLUMNS[name]) for name in self.optional)]
+        self._extra = [*(pa.field(name, OPTIONAL_COLUMNS[name]) for name in self.optional), *stages]
+        fields = [*_FIELDS, *self._extra]
         self.part_schema: pa.Schema = pa.schema([f.with_name(prefix + f.name) for f in fields])
         """``row_index`` and the other result columns."""
         taken = {name.casefold() for name in input_schema.names}
@@ -198,7 +212,7 @@ class ResultSchema:
             pa.array([row.attempt for row in rows], pa.int64()),
             pa.array(warnings, pa.list_(pa.large_string())),
         ]
-        columns += [pa.array([row.extra.get(name) for row in rows], OPTIONAL_COLUMNS[name]) for name in self.optional]
+        columns += [pa.array([row.extra.get(field.name) for row in rows], field.type) for field in self._extra]
         return pa.RecordBatch.from_arrays(columns, schema=self.part_schema)
 
 

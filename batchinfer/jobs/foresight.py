@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from batchinfer.errors import InvalidSpecError
 from batchinfer.jobs.explain import KV_BLOCKS, WINDOW_ROWS, advise, explain_rows, longest_first
 from batchinfer.jobs.forecast import Terms, Workload, forecast
 from batchinfer.jobs.foresight_views import (
@@ -171,6 +172,12 @@ class Foresight:
         from batchinfer.dataset.prompt import RowReader  # noqa: PLC0415 -- pyarrow loads when it is used
         from batchinfer.dataset.source import InputSource  # noqa: PLC0415 -- see above
 
+        if spec.stages:
+            raise InvalidSpecError(
+                "a job with stages is not foreseen: what its later stages read is not there yet. Run it with --limit "
+                "first; its report says what each row took",
+                param="stages",
+            )
         source = InputSource.open(spec.inputs, spec.limit, self._roots)
         return source, RowReader(prompt_config(spec, self._roots), source.schema)
 

@@ -166,7 +166,7 @@ def _final_state(counts: RowCounts, closing: str | None) -> JobState:
 
 
 def _outcome(counts: RowCounts) -> Outcome:
-    """``succeeded`` if nothing went wrong (skipped rows were asked for), ``none`` if nothing went right."""
+    """``succeeded`` if nothing went wrong (rows were skipped or filtered as asked), ``none`` if nothing went right."""
     if counts.errored + counts.expired + counts.cancelled == 0:
         return Outcome.SUCCEEDED
     return Outcome.PARTIAL if counts.succeeded + counts.deduplicated else Outcome.NONE

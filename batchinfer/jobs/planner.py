@@ -13,9 +13,13 @@ from batchinfer.model_kind import check_task
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from batchinfer.dataset.prompt import PromptConfig, RowReader
+    import pyarrow as pa
+
+    from batchinfer.dataset.prompt import PromptConfig
     from batchinfer.dataset.roots import Roots
+    from batchinfer.dataset.schema import ResultSchema
     from batchinfer.dataset.source import InputSource
+    from batchinfer.dataset.stage_reader import Reader
     from batchinfer.jobs.ledger_files import BatchTerms
     from batchinfer.jobs.spec import JobSpec
 
@@ -50,6 +54,7 @@ def prompt_config(spec: JobSpec, roots: Roots | None = None) -> PromptConfig:
     ``roots`` are where rows' adapters may be.
     """
     from batchinfer.dataset.prompt import PromptConfig  # noqa: PLC0415 -- pyarrow loads for planners and workers only
+    from batchinfer.dataset.staged_row import StagePlan  # noqa: PLC0415 -- as above
 
     return PromptConfig(
         prompt_column=spec.prompt_column,
@@ -64,7 +69,26 @@ def prompt_config(spec: JobSpec, roots: Roots | None = None) -> PromptConfig:
         embedding_lists=spec.embedding_lists,
         adapter_folder=spec.adapter_folder,
         roots=roots,
+        stages=tuple(
+            StagePlan(stage, spec.stage_params(stage), spec.stage_columns(stage))
+            if stage.generates
+            else StagePlan(stage, spec.sampling_params())
+            for stage in spec.stages
+        ),
     )
+
+
+def result_schema(spec: JobSpec, input_schema: pa.Schema) -> ResultSchema:
+    """The columns of a job's results.
+
+    Raises:
+        InvalidSpecError: they clash with the input's.
+    """
+    from batchinfer.dataset.schema import ResultSchema  # noqa: PLC0415 -- see prompt_config
+    from batchinfer.dataset.stage_columns import stage_field  # noqa: PLC0415 -- see prompt_config
+
+    stages = [stage_field(stage, spec.stage_columns(stage)) for stage in spec.stages]
+    return ResultSchema(input_schema, spec.column_prefix, spec.result_columns(), stages)
 
 
 def plan_job(spec: JobSpec, batch: BatchTerms | None = None, roots: Roots | None = None) -> JobPlan:
@@ -76,9 +100,8 @@ def plan_job(spec: JobSpec, batch: BatchTerms | None = None, roots: Roots | None
         InputError: the input cannot be read as asked.
         InvalidSpecError: the template is wrong, result columns clash with the input's, or the model cannot do the task.
     """
-    from batchinfer.dataset.prompt import RowReader  # noqa: PLC0415 -- see prompt_config
-    from batchinfer.dataset.schema import ResultSchema  # noqa: PLC0415 -- see prompt_config
     from batchinfer.dataset.source import InputSource  # noqa: PLC0415 -- see prompt_config
+    from batchinfer.dataset.stage_reader import row_reader  # noqa: PLC0415 -- see prompt_config
     from batchinfer.dataset.template import check_chat_template  # noqa: PLC0415 -- see prompt_config
 
     if roots is not None:
@@ -88,8 +111,8 @@ def plan_job(spec: JobSpec, batch: BatchTerms | None = None, roots: Roots | None
         _check_batch(spec, batch)
     check_task(spec.model, spec.task, has_labels=bool(spec.labels))
     source = InputSource.open(spec.inputs, spec.limit, roots)
-    ResultSchema(source.schema, spec.column_prefix, spec.result_columns())
-    reader = RowReader(prompt_config(spec, roots), source.schema)
+    reader = row_reader(prompt_config(spec, roots), source.schema)
+    result_schema(spec, source.schema)
     if spec.chat_template is not None:
         check_chat_template(spec.chat_template)
     id_column = spec.id_column or source.default_id_column
@@ -106,13 +129,13 @@ def plan_job(spec: JobSpec, batch: BatchTerms | None = None, roots: Roots | None
         ),
         shards=cut_shards(
             lambda: source.token_weights(reader.columns),
-            max_tokens=spec.max_tokens if spec.task_options().generates else 1,
+            max_tokens=spec.max_answer_tokens,
             shard_rows=spec.shard_rows,
         ),
     )
 
 
-def _missing_columns(spec: JobSpec, reader: RowReader) -> tuple[str, ...]:
+def _missing_columns(spec: JobSpec, reader: Reader) -> tuple[str, ...]:
     """For people: what rows ask for by columns of their own, and the job has no place for."""
     has = spec.result_columns()
     asked = {"tools": "tool_calls", "reasoning": "reasoning", "logprobs": "logprobs", "n": "samples"}
@@ -176,7 +199,7 @@ def _est_tokens(num_rows: int, num_bytes: int, max_tokens: int) -> int:
     return num_bytes // BYTES_PER_TOKEN + num_rows * max_tokens
 
 
-def _sample_warnings(source: InputSource, reader: RowReader) -> tuple[str, ...]:
+def _sample_warnings(source: InputSource, reader: Reader) -> tuple[str, ...]:
     """Say what the first rows tell: a person should hear at once that every prompt is empty, not after a night."""
     codes: dict[str, int] = {}
     num_rows = 0

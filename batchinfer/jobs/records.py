@@ -26,6 +26,7 @@ class RowCounts:
     cancelled: int = 0
     skipped: int = 0
     deduplicated: int = 0
+    filtered: int = 0
 
     @classmethod
     def of(cls, statuses: Iterable[RowStatus | str]) -> Self:

@@ -233,6 +233,8 @@ class JobService:
         if spec.deadline is not None and spec.deadline <= self._now():
             raise InvalidSpecError(f"the deadline {spec.deadline.isoformat()} has passed already", param="deadline")
         _check_guides(spec.sampling_params())
+        if spec.stages:
+            _check_stages(spec)
         assert spec.output is not None
         check_output_is_free(spec.output)
 
@@ -501,6 +503,20 @@ def _check_guides(params: SamplingParams) -> None:
         raise InvalidSpecError(f"{guide.kind}: {fault}", param=guide.kind, code="invalid_schema")
     if fault := params.tools_fault():
         raise InvalidSpecError(fault, param="tools", code="invalid_schema")
+
+
+def _check_stages(spec: JobSpec) -> None:
+    """Refuse stages that no input could make work. Raises InvalidSpecError, with the stage at fault."""
+    from batchinfer.dataset.staged_row import check_stages  # noqa: PLC0415 -- pyarrow loads when it is used
+
+    check_stages(spec.stages, {stage.name: spec.stage_columns(stage) for stage in spec.stages})
+    for stage in spec.stages:
+        if not stage.generates:
+            continue
+        try:
+            _check_guides(spec.stage_params(stage))
+        except InvalidSpecError as error:
+            raise InvalidSpecError(f"stage {stage.name!r}: {error}", param="stages", code=error.code) from None
 
 
 def _check_key(key: str | None) -> None:

@@ -17,6 +17,7 @@ from batchinfer.errors import InvalidSpecError
 from batchinfer.guided import schema_text, single_schema
 from batchinfer.jobs.needs import POOL_NAME
 from batchinfer.sampling_params import MAX_TOKENS, SamplingParams
+from batchinfer.stages import Stage, check_params, read_stages
 from batchinfer.tasks import Pooling, Task, TaskOptions
 
 if TYPE_CHECKING:
@@ -33,6 +34,17 @@ _TASK_COLUMNS: dict[Task, tuple[str, ...]] = {
     Task.CLASSIFY: ("label", "scores"),
     Task.RERANK: ("score", "ranking"),
 }
+
+
+_OWN_PROMPTS = "each stage has its own prompt"
+_NOT_WITH_STAGES = {
+    **dict.fromkeys(("prompt_column", "messages_column", "template", "system"), _OWN_PROMPTS),
+    **dict.fromkeys(("include_columns", "parsed"), "a stage's parameters say which columns it has"),
+    "samples_layout": "samples are in the column of their stage",
+    "reuse_results": "answers of earlier jobs are found by one prompt a row",
+    "sentinel": "it compares one answer a row",
+}
+"""Fields that a job with stages leaves alone, and why."""
 
 
 class OnNull(StrEnum):
@@ -161,6 +173,8 @@ class JobSpec(BaseModel):
     """Jinja2 template over the row's columns; its text is the prompt (or the user message, with ``system``)."""
     system: str | None = None
     """System message put before each row's messages; makes a plain prompt a chat."""
+    stages: tuple[Stage, ...] = ()
+    """Prompts and filters that each row goes through, one after the other, in place of one prompt."""
     id_column: str | None = None
     """Column whose values must be unique."""
     on_null: OnNull = OnNull.ERROR
@@ -269,6 +283,11 @@ class JobSpec(BaseModel):
         """``response_format`` is another name of ``json_schema``."""
         return single_schema(data)
 
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _stages_are_named_in_faults(cls, value: object) -> object:
+        return read_stages(value)
+
     @field_validator("json_schema", mode="before")
     @classmethod
     def _schema_is_json(cls, value: object) -> object:
@@ -322,7 +341,18 @@ class JobSpec(BaseModel):
         if self.samples_layout is SamplesLayout.LONG and not params.has_samples:
             raise ValueError("samples_layout long needs several samples a row: raise n")
         self._check_task()
+        if self.stages:
+            self._check_stages(params)
         return self
+
+    def _check_stages(self, params: SamplingParams) -> None:
+        """What has no meaning beside stages, or is not done with them, is refused."""
+        if not self.task_options().generates:
+            raise ValueError(f"stages generate text; task {self.task.value} has none: leave task or stages out")
+        given = [n for n in _NOT_WITH_STAGES if getattr(self, n) != type(self).model_fields[n].default]
+        if given:
+            raise ValueError(f"{given[0]} goes without stages: {_NOT_WITH_STAGES[given[0]]}")
+        check_params(self.stages, params)
 
     def _check_task(self) -> None:
         """What a task cannot have is refused here, not in each row."""
@@ -349,6 +379,26 @@ class JobSpec(BaseModel):
         """What the job does with its rows."""
         return TaskOptions(**{name: getattr(self, name) for name in _TASK_FIELDS})
 
+    def stage_params(self, stage: Stage) -> SamplingParams:
+        """Parameters of a stage's rows, without a seed."""
+        return stage.params(self.sampling_params())
+
+    def stage_columns(self, stage: Stage) -> tuple[str, ...]:
+        """Names of the optional columns (``dataset.schema.OPTIONAL_COLUMNS``) that a stage's answers have."""
+        if not stage.generates:
+            return ()
+        wanted = {"token_ids": self.include_token_ids, **_asked_columns(self.stage_params(stage))}
+        return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
+    @property
+    def max_answer_tokens(self) -> int:
+        """Most tokens that a row's answers have, of all stages together; one sample each."""
+        if not self.task_options().generates:
+            return 1
+        if not self.stages:
+            return self.max_tokens
+        return sum(self.stage_params(stage).max_tokens for stage in self.stages if stage.generates)
+
     def sampling_params(self) -> SamplingParams:
         """The job's defaults for each row; per-row columns override them.
 
@@ -361,19 +411,15 @@ class JobSpec(BaseModel):
 
     def result_columns(self) -> tuple[str, ...]:
         """Names of the optional result columns that this job writes (``dataset.schema.OPTIONAL_COLUMNS``)."""
-        params = self.sampling_params()
+        if self.stages:
+            return ("stopped_at",)
+        asked = _asked_columns(self.sampling_params())
         wanted = {
             "token_ids": self.include_token_ids,
-            "logprobs": self.logprobs is not None,
-            "cumulative_logprob": params.has_scores,
-            "prompt_logprobs": self.prompt_logprobs is not None,
-            "reasoning": params.splits_reasoning,
-            "reasoning_tokens": params.splits_reasoning,
-            "tool_calls": bool(self.tools),
+            **asked,
             "row_key": self.reuse_results,
             "reused_from": self.reuse_results,
-            "samples": params.has_samples,
-            "parsed": self.parsed or self.json_schema is not None,
+            "parsed": self.parsed or asked["parsed"],
         }
         of_task = ("embeddings",) if self.embedding_lists else _TASK_COLUMNS[self.task]
         return (*(name for name, is_wanted in wanted.items() if is_wanted or name in self.include_columns), *of_task)
@@ -382,6 +428,20 @@ class JobSpec(BaseModel):
         """SHA-256 over the canonical JSON of the spec, in hex: equal specs have equal fingerprints."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _asked_columns(params: SamplingParams) -> dict[str, bool]:
+    """Optional columns that parameters ask for by themselves."""
+    return {
+        "logprobs": params.logprobs is not None,
+        "cumulative_logprob": params.has_scores,
+        "prompt_logprobs": params.prompt_logprobs is not None,
+        "reasoning": params.splits_reasoning,
+        "reasoning_tokens": params.splits_reasoning,
+        "tool_calls": bool(params.tools),
+        "samples": params.has_samples,
+        "parsed": params.json_schema is not None,
+    }
 
 
 def parse_tag(text: str | None) -> tuple[str, str] | None:

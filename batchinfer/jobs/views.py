@@ -34,6 +34,8 @@ class RowCounts(View):
     cancelled: int
     skipped: int
     deduplicated: int
+    filtered: int = 0
+    """Left out by a filter of the job's stages."""
 
 
 class TokenUsage(View):

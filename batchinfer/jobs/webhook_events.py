@@ -45,7 +45,7 @@ STATE_EVENTS = {
     JobState.EXPIRED: Event.JOB_EXPIRED,
     JobState.BUDGET_EXHAUSTED: Event.JOB_BUDGET_EXHAUSTED,
 }
-_COUNTS = ("succeeded", "errored", "expired", "cancelled", "skipped", "deduplicated")
+_COUNTS = ("succeeded", "errored", "expired", "cancelled", "skipped", "deduplicated", "filtered")
 
 
 def tell_of_job(

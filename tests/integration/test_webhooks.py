@@ -102,7 +102,7 @@ def test_a_job_that_ends_is_told_once_and_verified_by_the_standard_library(servi
     assert said["data"] == {
         "object": "job", "id": job_id, "tenant": "default", "name": "nightly ☾", "tags": {"team": "search"},
         "model": "org/name", "state": "completed", "outcome": "partial", "error": None,
-        "rows": {"total": 10, "succeeded": 9, "errored": 1, "expired": 0, "cancelled": 0, "skipped": 0, "deduplicated": 0},
+        "rows": {"total": 10, "succeeded": 9, "errored": 1, "expired": 0, "cancelled": 0, "skipped": 0, "deduplicated": 0, "filtered": 0},
         "output": service.job(job_id).output,
     }  # fmt: skip
     with pytest.raises(WebhookVerificationError):

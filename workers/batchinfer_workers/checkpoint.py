@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchinfer.jobs.leases import PartCommit, RowErrorSample
 from batchinfer.jobs.records import RowCounts
@@ -117,7 +117,15 @@ class Checkpoint:
 
 def _extra_chars(row: ResultRow) -> int:
     """About how many characters the lists in a row's optional columns stand for: a table for each token, say."""
-    return sum(CHARS_AN_ITEM * len(value) for value in row.extra.values() if isinstance(value, list))
+    return sum(_num_chars(value) for value in row.extra.values())
+
+
+def _num_chars(value: Any) -> int:
+    if isinstance(value, list):
+        return CHARS_AN_ITEM * len(value)
+    if isinstance(value, dict):  # of a stage
+        return sum(map(_num_chars, value.values()))
+    return len(value) if isinstance(value, str) else 0
 
 
 def _describe(

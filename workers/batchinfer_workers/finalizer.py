@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from batchinfer import __version__
 from batchinfer.dataset.finalize import ShardResultFile, finalize_output
 from batchinfer.dataset.long_samples import long_location, write_long
-from batchinfer.dataset.schema import ResultSchema
 from batchinfer.dataset.source import InputSource
 from batchinfer.errors import BatchInferError
 from batchinfer.jobs.batch_results import publish_batch_files
+from batchinfer.jobs.planner import result_schema
 from batchinfer.jobs.spec import SamplesLayout
 from batchinfer.jobs.status import Action
 from batchinfer.money import nanos_to_usd
@@ -79,9 +79,7 @@ def _publish(ledger: Ledger, job: JobRecord, results: list[ShardResultFile]) -> 
 def _output_schema(job: JobRecord) -> Any:
     """Arrow schema of the results of a job without rows, whose one file is empty."""
     source = InputSource.reopen(job.fingerprint)
-    spec = job.spec
-    schema = ResultSchema(source.schema, spec.column_prefix, spec.result_columns())
-    return schema.output_schema
+    return result_schema(job.spec, source.schema).output_schema
 
 
 def _results(ledger: Ledger, job: JobRecord) -> list[ShardResultFile]:

@@ -6,21 +6,22 @@ import json
 import logging
 import time
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from batchinfer import __version__
 from batchinfer.dataset.filesystem import Location
 from batchinfer.dataset.staged_file import write_file
-from batchinfer.engine.wire import progress_from_json, progress_to_json
+from batchinfer.engine.wire import completion_from_json, completion_to_json, progress_from_json, progress_to_json
 from batchinfer.errors import FencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from batchinfer.dataset.layout import OutputLayout
     from batchinfer.jobs.leases import Lease
     from batchinfer.jobs.ledger import Ledger
-    from batchinfer.types import Request
+    from batchinfer.types import Completion, Request
     from batchinfer_workers.engine_session import EngineSession
 
 ANSWER_SECONDS = 3.0
@@ -52,6 +53,7 @@ class PartialRows:
         self._num_files = 0
         self._path: str | None = None
         self._found: dict[str, Any] | None = None
+        self._found_answers: dict[str, Any] = {}
 
     @property
     def is_due(self) -> bool:
@@ -70,8 +72,18 @@ class PartialRows:
             return request
         return replace(request, progress=progress_from_json(samples))
 
-    def save(self, session: EngineSession) -> None:
-        """Ask the engine how far its rows are, and keep the answer.
+    def answers_of(self, request: Request, session: EngineSession) -> list[Completion]:
+        """What the stages before gave for a row in an earlier attempt, in order; asked of a row's first request."""
+        if self._found is None:
+            self._found = self._read(session)
+        answers = self._found_answers.pop(request.request_id, ())
+        if request.params.adapter is not None:
+            self._found.pop(request.request_id, None)
+            return []
+        return [completion_from_json(answer) for answer in answers]
+
+    def save(self, session: EngineSession, answers: Mapping[int, Sequence[Completion]] = MappingProxyType({})) -> None:
+        """Ask the engine how far its rows are, and keep that with the ``answers`` of rows that have begun a later stage.
 
         Raises:
             FencedError: the lease was lost.
@@ -81,12 +93,14 @@ class PartialRows:
             str(row): progress_to_json(samples) for row, samples in session.progress_of_rows(ANSWER_SECONDS).items()
         }
         rows = {**(self._found or {}), **rows}
-        if not rows:
+        kept = {str(row): [completion_to_json(one) for one in given] for row, given in answers.items()}
+        kept = {**self._found_answers, **kept}
+        if not rows and not kept:
             return
         self._num_files += 1
         shard, attempt_id = self._lease.shard, self._lease.attempt_id
         path = self._layout.progress_path(shard.index, attempt_id, self._num_files)
-        document = {"engine": self._what_runs(session), "rows": rows}
+        document = {"engine": self._what_runs(session), "rows": rows} | ({"answers": kept} if kept else {})
         try:
             write_file(Location.parse(path), json.dumps(document, separators=(",", ":")).encode())
             self._ledger.note_progress(attempt_id, path)
@@ -111,6 +125,7 @@ class PartialRows:
         if document["engine"] != self._what_runs(session):
             _log.warning("rows begin again: another engine had begun them (%s)", document["engine"])
             return {}
+        self._found_answers = document.get("answers", {})
         rows: dict[str, Any] = document["rows"]
         return rows
 

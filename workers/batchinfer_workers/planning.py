@@ -64,7 +64,8 @@ def run_planning(
             output=output,
             shards=shards,
         )
-    _forecast(ledger, planned, shards.est_tokens - plan.num_rows * job.spec.max_tokens, worker_id)
+    if not job.spec.stages:  # what later stages read is not known
+        _forecast(ledger, planned, shards.est_tokens - plan.num_rows * job.spec.max_tokens, worker_id)
     return planned
 
 

@@ -42,6 +42,10 @@ def check_job(
         InputError: the input or the results cannot be read, or there is no answer to compare.
         ModelError, EngineError: the models cannot be loaded, or the engine died.
     """
+    if job.spec.stages:
+        raise InputError(
+            f"job {job.id} has stages; one answer a row is compared: look at a file with that answer instead"
+        )
     source = InputSource.reopen(job.fingerprint)
     chosen = sample_of(job.num_rows or 0, count)
 

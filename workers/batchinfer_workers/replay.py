@@ -75,6 +75,8 @@ def replay_row(
         InputError: ``input_changed``: the row's file is not what it was.
         ModelError, EngineError: the engine cannot be loaded, or died.
     """
+    if job.spec.stages:
+        raise ConflictError(f"job {job.id} has stages, and a replay runs one request: this is not possible yet")
     stored = stored_row(job, shards, row_index)
     if stored["status"] in NEVER_RAN:
         raise ConflictError(f"row {row_index} never ran: it is {stored['status']}", code="row_never_ran")

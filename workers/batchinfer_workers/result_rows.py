@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from batchinfer.dataset.schema import REUSED_FROM, ROW_KEY, ResultRow
+from batchinfer.dataset.schema import REUSED_FROM, ROW_KEY, STOPPED_AT, ResultRow
+from batchinfer.dataset.stage_columns import answer_value, fault_value
 from batchinfer.money import DeviceMeter
-from batchinfer.types import ErrorCode, FinishReason, RowError, RowStatus
+from batchinfer.types import ErrorCode, FinishReason, RowError, RowStatus, Usage
 from batchinfer_workers.engine_session import row_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from batchinfer.dataset.reused_rows import ReusedRow
+    from batchinfer.dataset.staged_row import StagedRow
     from batchinfer.jobs.leases import Lease
     from batchinfer.money import Price
     from batchinfer.sampling_params import SamplingParams
@@ -60,8 +62,6 @@ class ResultRows:
 
     def completed(self, completion: Completion, warnings: tuple[str, ...] = ()) -> ResultRow:
         """Outcome of a row that the engine has seen."""
-        usage = completion.usage
-        price = self._price
         return ResultRow(
             row_index=row_of(completion),
             status=completion.status,
@@ -70,15 +70,40 @@ class ResultRows:
             output=completion.text if completion.status is RowStatus.SUCCEEDED else None,
             finish_reason=completion.finish_reason,
             error=completion.error,
-            usage=usage,
+            usage=completion.usage,
             cost_nanos=self._meter.charge(completion.device_ns),
-            list_cost_nanos=price.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-            if price
-            else None,
+            list_cost_nanos=self._list_nanos(completion.usage),
             clamped_max_tokens=completion.clamped_max_tokens,
             warnings=warnings + completion.warnings + self._left_out(completion),
             extra=self._extra(completion, row_of(completion)),
         )
+
+    def staged(self, row: StagedRow) -> ResultRow:
+        """Outcome of a row that has come to its end, with a column for each stage; its cost is the sum of theirs."""
+        extra: dict[str, Any] = {STOPPED_AT: row.stopped_at, **row.verdicts}
+        columns = {plan.stage.name: plan.columns for plan in row.program.plans}
+        usage, cost_nanos = Usage(), 0
+        list_nanos = 0 if self._price else None
+        for name, completion in row.answers.items():
+            cost, listed = self._meter.charge(completion.device_ns), self._list_nanos(completion.usage)
+            extra[name] = answer_value(completion, columns[name], cost, listed)
+            usage, cost_nanos = usage + completion.usage, cost_nanos + cost
+            list_nanos = None if listed is None or list_nanos is None else list_nanos + listed
+        if row.error is not None and row.stopped_at not in row.answers and row.stage.generates:
+            extra[row.stage.name] = fault_value(row.error, 0 if self._price else None)
+        assert row.status is not None
+        last = next(reversed(row.answers.values()), None) if row.status is RowStatus.SUCCEEDED else None
+        return ResultRow(
+            row.row_index, row.status, self._model, self._attempt,
+            output=last.text if last else None, finish_reason=last.finish_reason if last else None, error=row.named_error, usage=usage,
+            cost_nanos=cost_nanos, list_cost_nanos=list_nanos, warnings=row.warnings, extra=extra,
+        )  # fmt: skip
+
+    def _list_nanos(self, usage: Usage) -> int | None:
+        """At list price, where the model has one."""
+        if self._price is None:
+            return None
+        return self._price.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     def deduplicated(self, row_index: int, copy: ReusedRow, key: bytes | None, warnings: tuple[str, ...]) -> ResultRow:
         """Outcome of a row whose answer is a copy: nothing was computed, so it has no tokens and costs nothing."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from batchinfer_workers.engine_session import row_of
-from batchinfer_workers.result_rows import with_seed
+from batchinfer_workers.row_steps import Ended, RowSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -57,16 +57,15 @@ class RowPump:
         partial: PartialRows | None = None,
     ) -> None:
         self._inputs = inputs
-        self._rows = rows
+        self._steps = RowSteps(rows, job_seed)
         self._checkpoint = checkpoint
         self._window = window
         self._open_session = open_session
-        self._job_seed = job_seed
         self._copies = copies
         self._partial = partial
         self._session: EngineSession | None = None
         self._waiting: deque[Request] = deque()
-        self._in_engine: dict[int, tuple[int, tuple[str, ...]]] = {}
+        self._in_engine: dict[int, int] = {}  # about how many characters each row holds
         self._chars = 0
         self._is_exhausted = False
 
@@ -93,7 +92,7 @@ class RowPump:
     def save_progress(self) -> None:
         """Keep the tokens of the rows that are in the engine. Raises FencedError."""
         if self._partial is not None and self._session is not None:
-            self._partial.save(self._session)
+            self._partial.save(self._session, self._steps.answers())
 
     @property
     def _wants_rows(self) -> bool:
@@ -107,13 +106,12 @@ class RowPump:
         found = 0
         for row in islice(self._inputs, room):
             found += 1
-            if row.request is not None:
-                self._in_engine[row.row_index] = (_num_chars(row.request), row.warnings)
-                self._waiting.append(row.request)
-            elif row.error is not None:
-                self._checkpoint.add(self._rows.errored(row.row_index, row.error, row.warnings))
+            step = self._steps.begin(row)
+            if isinstance(step, Ended):
+                self._end(step)
             else:
-                self._checkpoint.add(self._rows.skipped(row.row_index, row.warnings))
+                self._expect(step)
+                self._waiting.append(step)
         self._is_exhausted = found < room
 
     def _submit(self) -> None:
@@ -121,26 +119,51 @@ class RowPump:
         batch: list[Request] = []
         while self._waiting and self._chars < self._window.chars:
             request = self._waiting.popleft()
-            row = int(request.request_id)
-            self._chars += self._in_engine[row][0]
-            params = with_seed(request.params, self._job_seed, row)
-            batch.append(request if params is request.params else replace(request, params=params))
+            self._chars += self._in_engine[int(request.request_id)]
+            batch.append(request)
         if batch:
             session = self._session = self._session or self._open_session(batch)
-            if self._partial is not None:
-                batch = [self._partial.go_on(request, session) for request in batch]
+            batch = [begun for request in batch if (begun := self._go_on(request, session)) is not None]
+        if batch:
             session.submit(batch)
+
+    def _go_on(self, request: Request, session: EngineSession) -> Request | None:
+        """The request from where an earlier attempt left the row; None if that had all that the row needs."""
+        if self._partial is None:
+            return request
+        row = int(request.request_id)
+        step = self._steps.go_on(row, self._partial.answers_of(request, session))
+        if isinstance(step, Ended):
+            self._chars -= self._in_engine.pop(row)
+            self._end(step)
+            return None
+        if step is not None:
+            self._chars -= self._in_engine[row]
+            self._expect(step)
+            self._chars += self._in_engine[row]
+        return self._partial.go_on(step or request, session)
 
     def _collect(self, timeout: float) -> None:
         if self._session is None or not self._session.num_outstanding:
             return
         for completion in self._session.poll(timeout):
-            num_chars, warnings = self._in_engine.pop(row_of(completion))
-            self._chars -= num_chars
-            row = self._rows.completed(completion, warnings)
-            self._checkpoint.add(row, completion.device_ns)
-            for copy in self._copies(row):
+            self._chars -= self._in_engine.pop(row_of(completion))
+            step = self._steps.take(completion)
+            if not isinstance(step, Ended):  # rows that have begun go first: they are held in memory until they end
+                self._expect(step)
+                self._waiting.appendleft(step)
+                continue
+            self._end(step)
+            for copy in self._copies(step.row):
                 self._checkpoint.add(copy)
+
+    def _expect(self, request: Request) -> None:
+        """A row has its place in the window until it ends, whichever stage it is at."""
+        row = int(request.request_id)
+        self._in_engine[row] = _num_chars(request) + self._steps.kept_chars(row)
+
+    def _end(self, ended: Ended) -> None:
+        self._checkpoint.add(ended.row, ended.device_ns)
 
 
 def _num_chars(request: Request) -> int:

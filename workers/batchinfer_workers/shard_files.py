@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from batchinfer import __version__
 from batchinfer.dataset.layout import OutputLayout
 from batchinfer.dataset.merge import base_rows_with_status, merge_shard
-from batchinfer.dataset.prompt import RowReader
 from batchinfer.dataset.roots import Roots
-from batchinfer.dataset.schema import ResultSchema
 from batchinfer.dataset.sink import PartWriter, iter_done_rows
 from batchinfer.dataset.source import InputSource
+from batchinfer.dataset.stage_reader import row_reader
 from batchinfer.jobs.leases import ShardResult
-from batchinfer.jobs.planner import prompt_config
+from batchinfer.jobs.planner import prompt_config, result_schema
 from batchinfer.jobs.status import ShardState
 from batchinfer_workers.remaining import RemainingRows
 
@@ -67,7 +66,7 @@ class ShardFiles:
         roots.check_output(lease.job.output)
         self.layout = output_layout(lease.job)
         self._source = InputSource.reopen(lease.job.fingerprint, roots.check_input)
-        self._schema = ResultSchema(self._source.schema, spec.column_prefix, spec.result_columns())
+        self._schema = result_schema(spec, self._source.schema)
         self.writer = PartWriter(self.layout, self._schema, lease.shard.index, lease.attempt_id)
 
     @cached_property
@@ -90,7 +89,7 @@ class ShardFiles:
 
     def read(self, rows: RemainingRows) -> Iterator[RowInput]:
         """Read and render these rows, in order, in bounded memory."""
-        reader = RowReader(prompt_config(self._lease.job.spec, self._roots), self._source.schema)
+        reader = row_reader(prompt_config(self._lease.job.spec, self._roots), self._source.schema)
         start, end = rows.bounds
         if start == end:
             return

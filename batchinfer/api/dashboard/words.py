@@ -33,6 +33,7 @@ _TONES = {
     "partial": "held",
     "released": "held",
     "skipped": "held",
+    "filtered": "held",
     "cancelling": "held",
     "cancelled": "held",
     "expired": "held",

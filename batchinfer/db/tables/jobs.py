@@ -30,6 +30,7 @@ class CountedRows:
     rows_cancelled: Mapped[int] = mapped_column(default=0)
     rows_skipped: Mapped[int] = mapped_column(default=0)
     rows_deduplicated: Mapped[int] = mapped_column(default=0)
+    rows_filtered: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class CountedWork:

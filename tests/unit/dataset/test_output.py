@@ -83,7 +83,8 @@ def test_a_finished_folder_has_manifest_and_mark_and_no_leftovers(tmp_path, sour
         (shards[0], 0, 10), (shards[1], 10, 20), (shards[2], 20, 25)
     ]  # fmt: skip
     assert manifest.counts == {
-        "succeeded": 25, "errored": 0, "expired": 0, "cancelled": 0, "skipped": 0, "deduplicated": 0
+        "succeeded": 25, "errored": 0, "expired": 0, "cancelled": 0, "skipped": 0, "deduplicated": 0,
+        "filtered": 0,
     }  # fmt: skip
 
 
