@@ -12,6 +12,7 @@ from batchinfer import __version__
 from batchinfer.api.access import Access, AccessMiddleware, Gate
 from batchinfer.api.dashboard import fleet_pages, job_pages
 from batchinfer.api.dashboard.kept_series import KeptSeries
+from batchinfer.api.device_speeds import no_table
 from batchinfer.api.errors import install_error_handlers
 from batchinfer.api.metrics import MetricsMiddleware, ServerMetrics
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
@@ -41,6 +42,7 @@ from batchinfer.jobs.service import JobService
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from batchinfer.api.device_speeds import DeviceSpeeds
     from batchinfer.settings import Settings
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -57,11 +59,12 @@ def create_app(
     service: JobService | None = None,
     access: Access = Access.LOOPBACK,
     max_body_bytes: int = MAX_BODY_BYTES,
+    device_speeds: DeviceSpeeds = no_table,
     now: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """Make the API. Nothing is connected until it starts, unless a ``service`` is given.
 
-    ``access`` says who is let in without a key.
+    ``access`` says who is let in without a key, ``device_speeds`` how fast devices are that no job has run on.
     """
     buckets = choose_buckets(settings.broker_url)
 
@@ -99,6 +102,7 @@ def create_app(
     for pages in (job_pages, fleet_pages):
         app.include_router(pages.router)
     app.state.series = KeptSeries()
+    app.state.device_speeds = device_speeds
     app.state.metrics = ServerMetrics(lambda: app.state.service)
     install_error_handlers(app)
     # the last one added is the outermost

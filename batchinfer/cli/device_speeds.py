@@ -123,6 +123,17 @@ def roofline_speeds(
     return speeds
 
 
+def device_speeds(
+    names: Sequence[str], spec: JobSpec, settings: Settings, prices: Prices, nanos_per_hour: int | None
+) -> tuple[str | None, list[RooflineSpeed]]:
+    """A worker's own kind of device, if one is named, and the speeds of the others by the table.
+
+    Raises what :func:`split_devices` and :func:`roofline_speeds` raise.
+    """
+    own, targets = split_devices(names)
+    return own, roofline_speeds(targets, spec, settings, prices, nanos_per_hour)
+
+
 def _nanos_per_hour(device: Device, prices: Prices, nanos_per_hour: int | None) -> int | None:
     """Of all its GPUs: what was given is of one, and so is the price book's where it has none for several."""
     if nanos_per_hour is not None:

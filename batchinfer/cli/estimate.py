@@ -11,10 +11,11 @@ import click
 
 from batchinfer.cli.connect import is_remote, load_settings, open_client, open_service, server_options, set_up_logs
 from batchinfer.cli.console import count, duration, print_fields, print_json, print_table, usd
-from batchinfer.cli.device_speeds import roofline_speeds, split_devices
+from batchinfer.cli.device_speeds import device_speeds
 from batchinfer.cli.options import build_spec, json_option, spec_options
 from batchinfer.cli.price import amount
 from batchinfer.errors import InvalidSpecError
+from batchinfer.money import nanos_to_usd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,23 +102,19 @@ def explain_command(
     Every row is tokenised: prefixes that rows share, what the KV cache will have of them, copies, lengths, shards, time
     and cost for several workers, and advice with what each piece would save. For a GPU named by --device, time is what
     its data sheet allows, less what engines usually leave: a prediction, marked as such, for jobs not yet run on one.
-    A server looks at the first rows only (2,000 unless --rows says otherwise) and predicts from past jobs alone.
+    A server looks at the first rows only (2,000 unless --rows says otherwise), and the model must be on it.
     """
     spec = build_spec(flags)
+    price = None if usd_per_hour is None else amount("--usd-per-hour", usd_per_hour)
     if is_remote():
-        device, targets = split_devices(devices)
-        if targets or usd_per_hour is not None:
-            raise InvalidSpecError(
-                "a GPU's data sheet and --usd-per-hour are looked at on this machine: leave out --server, or name a "
-                "device that past jobs ran on",
-                param="device",
-            )
+        usd = None if price is None else nanos_to_usd(price)
         with open_client() as client:
             view = client.explain(
-                spec, workers=workers, device=device, rows=max_rows, kv_blocks=kv_blocks, base=Path.cwd()
-            )
+                spec, workers=workers, device=devices, usd_per_hour=usd, rows=max_rows, kv_blocks=kv_blocks,
+                base=Path.cwd(),
+            )  # fmt: skip
     else:
-        view = _explain_here(spec, workers, devices, usd_per_hour, max_rows=max_rows, kv_blocks=kv_blocks)
+        view = _explain_here(spec, workers, devices, price, max_rows=max_rows, kv_blocks=kv_blocks)
     if as_json:
         print_json(view)
     else:
@@ -128,18 +125,16 @@ def _explain_here(
     spec: JobSpec,
     workers: int,
     devices: tuple[str, ...],
-    usd_per_hour: str | None,
+    nanos_per_hour: int | None,
     *,
     max_rows: int | None,
     kv_blocks: int,
 ) -> ExplainView:
     settings = load_settings()
-    device, targets = split_devices(devices)
-    price = None if usd_per_hour is None else amount("--usd-per-hour", usd_per_hour)
-    question = _question(settings, workers, device, max_rows=max_rows, kv_blocks=kv_blocks)
     with open_service(settings, shares_disk=True) as service, _progress() as on_progress:
         resolved, foresight = service.foresee(spec, base=Path.cwd())
-        speeds = roofline_speeds(targets, resolved, settings, service.ledger, price)
+        device, speeds = device_speeds(devices, resolved, settings, service.ledger, nanos_per_hour)
+        question = _question(settings, workers, device, max_rows=max_rows, kv_blocks=kv_blocks)
         return foresight.explain(resolved, question, speeds=speeds, on_progress=on_progress)
 
 

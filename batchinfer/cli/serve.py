@@ -76,11 +76,12 @@ def _serve(settings: Settings, service: JobService, listener: socket.socket, acc
     import uvicorn
 
     from batchinfer.api.app import create_app
+    from batchinfer.cli.device_speeds import device_speeds
 
     address = settings.host if ":" not in settings.host else f"[{settings.host}]"
     url = f"http://{address}:{listener.getsockname()[1]}"
     click.echo(f"batchinfer serves {url}/v1/jobs, documentation at {url}/docs; Ctrl-C stops it", err=True)
-    app = create_app(settings, service=service, access=access)
+    app = create_app(settings, service=service, access=access, device_speeds=device_speeds)
     # log_config None: uvicorn's lines go where ours go, to stderr
     config = uvicorn.Config(
         app, log_config=None, server_header=False, lifespan="on", timeout_graceful_shutdown=DRAIN_SECONDS

@@ -14,7 +14,8 @@ from batchinfer.jobs.money_views import ForecastReport
 from batchinfer.jobs.views import EventList, EventView, JobView, RowPage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+    from decimal import Decimal
 
     from batchinfer.jobs.changes import JobChanges
     from batchinfer.jobs.spec import JobSpec
@@ -47,13 +48,20 @@ class JobVerbs(Noun):
         spec: JobSpec,
         *,
         workers: int = 1,
-        device: str | None = None,
+        device: str | Sequence[str] | None = None,
+        usd_per_hour: Decimal | float | str | None = None,
         rows: int | None = None,
         kv_blocks: int | None = None,
         base: Path | None = None,
     ) -> ExplainView:
-        """The first ``rows`` of the input as the engine will see them, and what would make the job cheaper."""
-        params = given(workers=workers, device=device, rows=rows, kv_blocks=kv_blocks)
+        """The first ``rows`` of the input as the engine will see them, and what would make the job cheaper.
+
+        ``device``: one or several; ``usd_per_hour``: what one GPU of the server's table costs, in place of its price book.
+        """
+        params = given(
+            workers=workers, device=device or None, rows=rows, kv_blocks=kv_blocks,
+            usd_per_hour=None if usd_per_hour is None else str(usd_per_hour),
+        )  # fmt: skip
         return ExplainView.model_validate_json(self._foresee("explain", spec, base, params))
 
     def _foresee(self, verb: str, spec: JobSpec, base: Path | None, params: Mapping[str, Any]) -> bytes:
