@@ -2,11 +2,13 @@
 
 A poll reads one row by its key. What was answered before is given again while that row is the same, for a second where
 time alone changes the answer (speed, time left, why it waits). Bytes are kept of few jobs, the ones asked for last.
+Polls that arrive while rows are read wait for the next read, all together: the busier a server is, the fewer
+transactions and switches of threads a poll costs, and what each is told was read after it had come.
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -16,9 +18,10 @@ from anyio import CapacityLimiter, to_thread
 from starlette.responses import Response
 
 from batchinfer.jobs.ledger_changes import version_of
+from batchinfer.jobs.queries import JobVersion, job_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from batchinfer.jobs.service import JobService
 
@@ -40,44 +43,108 @@ class _Answer:
     fresh_until: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Poll:
+    service: JobService
+    job_id: str
+    if_none_match: str | None
+    reply: asyncio.Future[Response]
+
+    def answer(self, answer: _Answer) -> None:
+        """Give it the answer, or 304 if the caller's ETag is still right."""
+        if self.reply.done():  # the client has gone
+            return
+        headers = {"ETag": answer.etag}
+        if matches(self.if_none_match, answer.etag):
+            self.reply.set_result(Response(status_code=304, headers=headers))
+        else:
+            self.reply.set_result(Response(answer.body, media_type="application/json", headers=headers))
+
+    def fail(self, error: Exception) -> None:
+        """Have the request answered with an error."""
+        if not self.reply.done():
+            self.reply.set_exception(error)
+
+
 class Poller:
-    """Answers polls of one server. Thread-safe."""
+    """Answers polls of one server, in its event loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._limiter = CapacityLimiter(POLL_THREADS)
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
-        self._lock = threading.Lock()
+        self._waiting: list[_Poll] = []
+        self._reader: asyncio.Task[None] | None = None
+        self._makers: set[asyncio.Task[None]] = set()
 
     async def answer(self, service: JobService, job_id: str, if_none_match: str | None) -> Response:
         """How a job stands, or 304 if the caller's ETag is still right. Raises NotFoundError."""
-        return await to_thread.run_sync(self._answer, service, job_id, if_none_match, limiter=self._limiter)
+        poll = _Poll(service, job_id, if_none_match, asyncio.get_running_loop().create_future())
+        self._waiting.append(poll)
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read())
+        return await poll.reply
 
-    def _answer(self, service: JobService, job_id: str, if_none_match: str | None) -> Response:
-        # what a caller may see is decided here, each time; answers are the same for all who may see the job
-        found = service.job_version(job_id)
+    async def _read(self) -> None:
+        """Read the rows of the polls that wait, until none does."""
+        try:
+            while self._waiting:
+                polls, self._waiting = self._waiting, []
+                try:
+                    await self._answer_all(polls)
+                except Exception as error:  # noqa: BLE001 -- whatever it is, each of their requests answers with it
+                    for poll in polls:
+                        poll.fail(error)
+        finally:
+            self._reader = None
+
+    async def _answer_all(self, polls: Sequence[_Poll]) -> None:
+        # what a caller may see is decided with each read; answers are the same for all who may see the job
+        asked = [(poll.job_id, poll.service.caller) for poll in polls]
+        found = await to_thread.run_sync(job_versions, polls[0].service.engine, asked, limiter=self._limiter)
         now = self._now()
-        version = found.version if found.has_ended else f"{found.version}.{int(now / UNCHANGED_SECONDS)}"
-        with self._lock:
-            kept = self._answers.get(job_id)
-        if kept is not None and kept.version == version and matches(if_none_match, kept.etag):
-            return Response(status_code=304, headers={"ETag": kept.etag})
-        if kept is None or kept.version != version or (not found.has_ended and kept.fresh_until <= now):
-            kept = self._make(service, job_id, version, now)
-        if matches(if_none_match, kept.etag):
-            return Response(status_code=304, headers={"ETag": kept.etag})
-        return Response(kept.body, media_type="application/json", headers={"ETag": kept.etag})
+        stale: dict[str, tuple[str, list[_Poll]]] = {}
+        for poll, version in zip(polls, found, strict=True):
+            if not isinstance(version, JobVersion):
+                poll.fail(version)
+                continue
+            name = version.version if version.has_ended else f"{version.version}.{int(now / UNCHANGED_SECONDS)}"
+            kept = self._answers.get(poll.job_id)
+            is_same = kept is not None and kept.version == name
+            if kept is not None and is_same and (
+                version.has_ended or now < kept.fresh_until or matches(poll.if_none_match, kept.etag)
+            ):  # fmt: skip
+                poll.answer(kept)
+            else:
+                stale.setdefault(poll.job_id, (name, []))[1].append(poll)
+        for name, waiting in stale.values():
+            # not waited for: what takes longer keeps no other poll
+            maker = asyncio.create_task(self._make(name, waiting))
+            self._makers.add(maker)
+            maker.add_done_callback(self._makers.discard)
 
-    def _make(self, service: JobService, job_id: str, version: str, now: float) -> _Answer:
-        job = service.job(job_id)
-        body = service.view_alone(job).model_dump_json().encode()
-        answer = _Answer(version, f'W/"{version_of(job)}.{version}"', body, now + FRESH_SECONDS)
-        with self._lock:
-            self._answers[job_id] = answer
-            self._answers.move_to_end(job_id)
-            while len(self._answers) > MAX_ANSWERS:
-                self._answers.popitem(last=False)
-        return answer
+    async def _make(self, version: str, polls: Sequence[_Poll]) -> None:
+        """Answer polls of one job anew."""
+        service, job_id = polls[0].service, polls[0].job_id
+        try:
+            etag, body = await to_thread.run_sync(_view, service, job_id, version, limiter=self._limiter)
+        except Exception as error:  # noqa: BLE001 -- as above
+            for poll in polls:
+                poll.fail(error)
+            return
+        answer = _Answer(version, etag, body, self._now() + FRESH_SECONDS)
+        self._answers[job_id] = answer
+        self._answers.move_to_end(job_id)
+        while len(self._answers) > MAX_ANSWERS:
+            self._answers.popitem(last=False)
+        for poll in polls:
+            poll.answer(answer)
+
+
+def _view(service: JobService, job_id: str, version: str) -> tuple[str, bytes]:
+    """ETag and body."""
+    job = service.job(job_id)
+    return f'W/"{version_of(job)}.{version}"', service.view_alone(job).model_dump_json().encode()
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:

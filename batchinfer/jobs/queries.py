@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import JSON, Text, bindparam, cast, func, select
 
@@ -14,9 +14,10 @@ from batchinfer.db.tables.webhooks import IS_PENDING
 from batchinfer.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
-    from sqlalchemy import Engine
+    from sqlalchemy import Engine, Row
 
     from batchinfer.jobs.caller import Caller
 
@@ -65,10 +66,21 @@ _VERSION = select(
 ).where(Job.id == bindparam("job_id"))
 
 
-def job_version(engine: Engine, job_id: str, caller: Caller) -> JobVersion:
-    """Of a job that the caller may see: one row by its key, nothing parsed. Raises NotFoundError."""
+def job_versions(engine: Engine, asked: Sequence[tuple[str, Caller]]) -> list[JobVersion | NotFoundError]:
+    """Of jobs that callers ask for, in one transaction: a job's row is read once by its key, and nothing parsed."""
     with read_transaction(engine) as connection:
-        row = connection.execute(_VERSION, {"job_id": job_id}).one_or_none()
+        jobs = dict.fromkeys(job_id for job_id, _ in asked)
+        rows = {job_id: connection.execute(_VERSION, {"job_id": job_id}).one_or_none() for job_id in jobs}
+    found: list[JobVersion | NotFoundError] = []
+    for job_id, caller in asked:
+        try:
+            found.append(_seen(rows[job_id], job_id, caller))
+        except NotFoundError as error:
+            found.append(error)
+    return found
+
+
+def _seen(row: Row[Any] | None, job_id: str, caller: Caller) -> JobVersion:
     missing = f"no job {job_id}; `batchinfer ls` lists them"
     if row is None:
         raise NotFoundError(missing, param="job_id")

@@ -243,10 +243,6 @@ class JobService:
         """A job that the caller may see: what each method that names a job begins with. Raises NotFoundError."""
         return self.ledger.get_job(job_id, self.caller)
 
-    def job_version(self, job_id: str) -> queries.JobVersion:
-        """Whether a job is still as it was; the cheapest thing that can be asked of it. Raises NotFoundError."""
-        return queries.job_version(self.engine, job_id, self.caller)
-
     def view(self, job: JobRecord) -> JobView:
         """How a job stands, out of its record."""
         now = self._now()

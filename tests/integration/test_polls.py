@@ -7,6 +7,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 from batchinfer.api import polling
 from batchinfer.api.access import Access
@@ -132,6 +133,54 @@ def test_an_answer_that_is_kept_is_shown_to_nobody_else(service, tmp_path):
         for etag in (None, mine.headers["ETag"], "*"):
             assert poll(client, job_id, etag, Authorization=f"Bearer {keys['blue']}").status_code == 404
             assert poll(client, job_id, etag).status_code == 401
+
+
+def test_polls_that_come_together_are_read_together(app, service, tmp_path, statements):
+    """Fifty at once, of two jobs and one that is not there: each is told right, by few transactions."""
+    ids = [*(service.ledger.submit(make_spec(tmp_path))[0].id for _ in range(2)), "job_nowhere"]
+
+    async def run():
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        ):
+            for job_id in ids:  # what takes longer is done before
+                await client.get(f"/v1/jobs/{job_id}")
+            statements.clear()
+            return await asyncio.gather(*(client.get(f"/v1/jobs/{ids[n % 3]}") for n in range(51)))
+
+    answers = asyncio.run(run())
+    assert [answer.status_code for answer in answers] == [200, 200, 404] * 17
+    assert all(answer.json()["id"] == ids[n % 3] for n, answer in enumerate(answers) if n % 3 < 2)
+    assert len([statement for statement in statements if statement.lstrip().startswith("SELECT")]) < 51 / 2
+
+
+def test_a_database_that_fails_is_told_to_each_poll_and_the_next_ones_are_answered(app, service, job_id, monkeypatch):
+    failing = True
+    read = polling.job_versions
+
+    def fail(engine, asked):
+        if failing:
+            raise OperationalError("SELECT", {}, Exception("the database has gone"))
+        return read(engine, asked)
+
+    monkeypatch.setattr(polling, "job_versions", fail)
+
+    async def run():
+        nonlocal failing
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        ):
+            bad = await asyncio.gather(*(client.get(f"/v1/jobs/{job_id}") for _ in range(5)))
+            failing = False
+            return [answer.status_code for answer in bad], await client.get(f"/v1/jobs/{job_id}")
+
+    bad, good = asyncio.run(run())
+    assert bad == [503] * 5
+    assert good.json()["id"] == job_id
 
 
 def test_slow_requests_do_not_keep_polls_waiting(app, service, job_id, monkeypatch):

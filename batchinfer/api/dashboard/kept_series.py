@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,24 +22,33 @@ MAX_KEPT = 256
 """Jobs whose sums are kept; the one that was looked at longest ago goes first."""
 
 
+@dataclass(slots=True)
+class _Kept:
+    until: float = -math.inf
+    series: Sequence[Bucket] = ()
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the sum is worked out."""
+
+
 class KeptSeries:
-    """Keeps sums until they are too old. Thread-safe; one sum is worked out at a time, the others wait for it."""
+    """Keeps sums until they are too old. Thread-safe; who asks for a sum that is being worked out waits for that one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, tuple[float, Sequence[Bucket]]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
     def get(self, key: Hashable, compute: Callable[[], Sequence[Bucket]]) -> Sequence[Bucket]:
         """What is kept under the key, or else what ``compute`` returns."""
         with self._lock:
-            began = self._clock()
-            until, series = self._kept.get(key, (0.0, ()))
-            if key not in self._kept or began >= until:
-                series = compute()
-                now = self._clock()
-                self._kept[key] = now + max(LEAST_SECONDS, SHARE * (now - began)), series
+            kept = self._kept.setdefault(key, _Kept())
             self._kept.move_to_end(key)
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
-            return series
+        with kept.lock:
+            began = self._clock()
+            if began >= kept.until:
+                kept.series = compute()
+                now = self._clock()
+                kept.until = now + max(LEAST_SECONDS, SHARE * (now - began))
+            return kept.series

@@ -1,6 +1,7 @@
 """What pages are made of: words, charts, and that nothing in them can run."""
 
 import re
+import threading
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -161,3 +162,25 @@ def test_only_so_many_are_kept_and_a_failed_sum_is_not():
         kept.get(number, sums)
     assert kept.get(MAX_KEPT, sums) == [MAX_KEPT + 1]
     assert kept.get(0, sums) == [MAX_KEPT + 2], "the one that nobody looked at for longest is gone"
+
+
+def test_a_sum_that_takes_long_keeps_only_those_who_ask_for_it():
+    kept, begun, release = KeptSeries(), threading.Event(), threading.Event()
+    seen, made = [], []
+
+    def slow():
+        made.append(1)
+        begun.set()
+        release.wait(30)
+        return [len(made)]
+
+    threads = [threading.Thread(target=lambda: seen.append(kept.get("slow", slow))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(30)
+    assert kept.get("quick", lambda: [7]) == [7]
+    assert seen == []
+    release.set()
+    for thread in threads:
+        thread.join(30)
+    assert seen == [[1]] * 3
