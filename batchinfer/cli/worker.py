@@ -23,7 +23,7 @@ from batchinfer.cli.options import batched_tokens_option
 @click.option("--ticker-only", is_flag=True, help="Run no rows; only keep leases, deadlines and wake-ups going.")
 @batched_tokens_option
 @log_format_option
-def worker_command(
+def worker_command(  # noqa: PLR0917 -- click passes them by name
     models: tuple[str, ...],
     pools: tuple[str, ...],
     device_kinds: tuple[str, ...],

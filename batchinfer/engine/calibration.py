@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -94,7 +95,7 @@ def _is_from(case: SharedPrefix, least: SharedPrefix) -> bool:
 
 def _points(data: Any) -> tuple[Point, ...]:
     points = tuple((_positive(tokens), _positive(ns)) for tokens, ns in data)
-    if any(one[0] >= two[0] for one, two in zip(points, points[1:], strict=False)):
+    if any(one[0] >= two[0] for one, two in itertools.pairwise(points)):
         raise ValueError("points are out of order")
     return points
 

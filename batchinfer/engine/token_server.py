@@ -16,10 +16,10 @@ from typing import IO, Any
 from batchinfer.engine.chat import ChatRenderer
 from batchinfer.engine.wire import request_from_json
 from batchinfer.errors import ModelError, RowFailure
+from batchinfer.models.cache_dir import default_cache_dir
 from batchinfer.models.config_fields import cached_folder
 from batchinfer.models.fingerprint import fingerprint
 from batchinfer.models.gguf_file import GgufFile
-from batchinfer.models.cache_dir import default_cache_dir
 from batchinfer.models.tokenizer import load_folder_tokenizer, load_gguf_tokenizer
 
 
