@@ -80,7 +80,7 @@ def job_versions(engine: Engine, asked: Sequence[tuple[str, Caller]]) -> list[Jo
     return found
 
 
-def _seen(row: Row[Any] | None, job_id: str, caller: Caller) -> JobVersion:
+def _seen(row: Row[tuple[Any, ...]] | None, job_id: str, caller: Caller) -> JobVersion:
     missing = f"no job {job_id}; `batchinfer ls` lists them"
     if row is None:
         raise NotFoundError(missing, param="job_id")
