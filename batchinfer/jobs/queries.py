@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from sqlalchemy import Engine, Row
+    from sqlalchemy import Engine
 
     from batchinfer.jobs.caller import Caller
 
@@ -80,7 +80,7 @@ def job_versions(engine: Engine, asked: Sequence[tuple[str, Caller]]) -> list[Jo
     return found
 
 
-def _seen(row: Row[tuple[Any, ...]] | None, job_id: str, caller: Caller) -> JobVersion:
+def _seen(row: Sequence[Any] | None, job_id: str, caller: Caller) -> JobVersion:
     missing = f"no job {job_id}; `batchinfer ls` lists them"
     if row is None:
         raise NotFoundError(missing, param="job_id")
