@@ -32,15 +32,21 @@ class BlockPool:
     which they became free. So the cache is an LRU in two parts, and a flood of prompts of their own cannot wash away a
     prefix that has proved its worth. All operations are O(1) a block.
 
+    Blocks that were never handed out may cost no memory yet. They go out after those without content, but only while
+    fewer than ``max_unproven`` free blocks (default: any number) keep content that nobody has found so far: memory is
+    then for what runs and what is shared, and the rest of a pool is a reserve.
+
     Index of a block: ``0 <= block < num_blocks``; its slots are ``block * block_size + offset``.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, max_unproven: int | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._max_unproven = num_blocks if max_unproven is None else max_unproven
+        self._num_touched = 0  # blocks from here on were never handed out
         self._num_holders = [0] * num_blocks
-        # Keys are the free blocks, oldest first; an OrderedDict is a queue that can also lose an element in its middle.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        # Keys are free blocks, oldest first; an OrderedDict is a queue that can also lose an element in its middle.
+        self._free: OrderedDict[int, None] = OrderedDict()
         self._free_proven: OrderedDict[int, None] = OrderedDict()
         self._is_proven = bytearray(num_blocks)
         self._num_shared = 0
@@ -50,7 +56,12 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks nobody holds, whether or not they hold a prefix."""
-        return len(self._free) + len(self._free_proven)
+        return len(self._free) + len(self._free_proven) + self.num_blocks - self._num_touched
+
+    @property
+    def num_touched(self) -> int:
+        """Blocks that were handed out at least once: those that may cost memory."""
+        return self._num_touched
 
     @property
     def num_used(self) -> int:
@@ -79,18 +90,29 @@ class BlockPool:
         return self._num_holders[block]
 
     def allocate(self) -> int:
-        """Hand out the block that has been free for longest; its old content is forgotten.
+        """Hand out a free block, the next by the order above; its old content is forgotten.
 
         Raises:
             IndexError: no block is free.
         """
-        queue = self._free or self._free_proven
-        if not queue:
-            raise IndexError("no KV cache block is free")
-        block, _ = queue.popitem(last=False)
-        self.forget(block)
+        if self._takes_untouched():
+            block = self._num_touched
+            self._num_touched += 1
+        else:
+            queue = self._free or self._free_proven
+            if not queue:
+                raise IndexError("no KV cache block is free")
+            block, _ = queue.popitem(last=False)
+            self.forget(block)
         self._num_holders[block] = 1
         return block
+
+    def _takes_untouched(self) -> bool:
+        if self._num_touched == self.num_blocks:
+            return False
+        if not self._free:
+            return True
+        return next(iter(self._free)) in self._hash_of and len(self._free) < self._max_unproven
 
     def lookup(self, block_hash: BlockHash) -> int | None:
         """The block that holds this content, free or held; None if there is none. Changes nothing."""
@@ -151,7 +173,7 @@ class BlockPool:
                 holders[block] += 1
         assert holders == self._num_holders, "reference counts differ from the block tables"
         assert self._free.keys().isdisjoint(self._free_proven), "a block is free twice"
-        free = {*self._free, *self._free_proven}
+        free = {*self._free, *self._free_proven, *range(self._num_touched, self.num_blocks)}
         assert free == {b for b, n in enumerate(holders) if n == 0}, "free list differs from what is unheld"
         assert self._num_shared == sum(n > 1 for n in holders), "the count of shared blocks is wrong"
         assert {b: h for h, b in self._block_of.items()} == self._hash_of, "hash maps are not each other's inverse"

@@ -16,6 +16,7 @@ from batchinfer.engine.generate import generate
 from batchinfer.engine.guided import GrammarCompiler
 from batchinfer.engine.ingest import Ingest
 from batchinfer.engine.lengths import LengthHistory
+from batchinfer.engine.memory import give_back_memory
 from batchinfer.engine.model_runner import ModelRunner
 from batchinfer.engine.sampler import Sampler
 from batchinfer.engine.scheduler import Scheduler
@@ -46,8 +47,11 @@ def create_engine(config: EngineConfig) -> EngineCore | EncoderEngine:
     folder = find_model(config)[0]
     if folder.is_dir() and model_kind(folder) is not ModelKind.DECODER:
         return create_encoder_engine(config)
-    loaded = load_model(config, ATTENTION_NAME, may_defer=True)
-    return build_engine(loaded, config, owns_model=True, calibrate=config.calibrate)
+    model = load_model(config, ATTENTION_NAME, may_defer=True)
+    engine = build_engine(model, config, owns_model=True, calibrate=config.calibrate)
+    del model
+    give_back_memory()
+    return engine
 
 
 def build_engine(
@@ -63,7 +67,7 @@ def build_engine(
     runner.share_prefixes(calibration.least_shared())
     measured = calibration.batched_tokens(config.max_num_seqs) if found else DEFAULT_BATCHED_TOKENS
     scheduler = Scheduler(
-        BlockPool(runner.num_blocks, config.block_size),
+        BlockPool(runner.num_blocks, config.block_size, max_unproven=runner.max_unproven),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens or measured,
         enable_prefix_caching=config.enable_prefix_caching,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from batchinfer_kernels.cpu import untouched_zeros
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,14 +33,15 @@ class KVCache:
     def __init__(
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        # Zeros and not whatever was there: the system hands them out untouched, and stale NaN could never be traced.
-        self.keys = [
-            torch.zeros(num_blocks, block_size, s.num_kv_heads, s.head_dim, dtype=dtype, device=device) for s in layers
-        ]
-        self.values = [
-            torch.zeros(num_blocks, block_size, s.num_kv_heads, s.v_head_dim, dtype=dtype, device=device)
-            for s in layers
-        ]
+        # Zeros and not whatever was there: stale NaN could never be traced.
+        def zeros(num_heads: int, dim: int) -> torch.Tensor:
+            shape = num_blocks, block_size, num_heads, dim
+            if device.type == "cpu":
+                return untouched_zeros(shape, dtype)
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.keys = [zeros(s.num_kv_heads, s.head_dim) for s in layers]
+        self.values = [zeros(s.num_kv_heads, s.v_head_dim) for s in layers]
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's keys and values by slot: views ``[num_blocks * block_size, num_kv_heads, dim]``."""

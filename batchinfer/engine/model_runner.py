@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 MIN_ROWS = 4
 """Least rows of a matrix product: below it, fp32 linears on a CPU round differently than in a larger batch."""
 DEFAULT_CPU_CACHE_BYTES = 1024**3
-"""A cache on a CPU whose size was left open: some 24,000 tokens of a 135M model, and all of it becomes resident."""
+"""A cache on a CPU whose size was left open: some 46,000 tokens of a 135M model, resident only as far as it is used."""
+UNPROVEN_SHARE = 1 / 16
+"""Of such a cache the share that may grow to keep prompts that no second row has asked for: rows that share are neighbours
+in the queue, so older ones are hardly ever found, and would make all of the cache resident."""
 MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.85}
 """Share of the free memory a cache may take when its size was left open."""
 
@@ -55,6 +58,10 @@ class ModelRunner:
         """Tokens that each layer sees back; None: all."""
         self.num_blocks = choose_num_blocks(shapes, loaded, config, dtype)
         self._num_heads = layers[0].num_heads
+        self.max_unproven = (
+            None if is_sized(config) or loaded.device.type != "cpu" else int(self.num_blocks * UNPROVEN_SHARE)
+        )
+        """See :class:`~batchinfer.engine.block_pool.BlockPool`; a cache whose size somebody chose may be filled."""
         self._attention = choose_attention(
             shapes,
             self.num_blocks,
@@ -181,6 +188,11 @@ def cache_dtype(loaded: LoadedModel, config: EngineConfig) -> torch.dtype:
 def kv_dtype(config: EngineConfig) -> torch.dtype | None:
     """Precision of keys and values where it is not that of attention."""
     return torch.int8 if config.kv_cache_dtype == "int8" else None
+
+
+def is_sized(config: EngineConfig) -> bool:
+    """Whether somebody said how large the cache is."""
+    return config.num_kv_blocks is not None or config.kv_cache_bytes is not None
 
 
 def choose_num_blocks(

@@ -61,6 +61,7 @@ class GgufFile:
         last = max((entry.offset + entry.num_bytes for entry in self.tensors.values()), default=0)
         if last > len(self._bytes):
             raise ModelError(f"{path} is cut short: {len(self._bytes)} bytes of at least {last}; download it again")
+        self._forget(0, len(self._bytes))
 
     @property
     def architecture(self) -> str:
@@ -76,16 +77,25 @@ class GgufFile:
         entry = self.tensors[name]
         raw = np.frombuffer(self._bytes, np.uint8, entry.num_bytes, entry.offset)
         if plain := _PLAIN.get(entry.kind):
-            return raw.view(plain).reshape(entry.shape).astype(np.float32)
-        rows = raw.reshape(-1, entry.num_bytes * entry.shape[-1] // math.prod(entry.shape))
-        try:
-            values = gguf.dequantize(rows, entry.kind)
-        except NotImplementedError as error:
-            raise ModelError(
-                f"{self.path}: tensor {name} has the block format {entry.kind.name}, which cannot be read; "
-                "take a Q4, Q5, Q6, Q8 or F16 file of the model"
-            ) from error
-        return np.asarray(values, dtype=np.float32).reshape(entry.shape)
+            values: NDArray[Any] = raw.view(plain)
+        else:
+            rows = raw.reshape(-1, entry.num_bytes * entry.shape[-1] // math.prod(entry.shape))
+            try:
+                values = gguf.dequantize(rows, entry.kind)
+            except NotImplementedError as error:
+                raise ModelError(
+                    f"{self.path}: tensor {name} has the block format {entry.kind.name}, which cannot be read; "
+                    "take a Q4, Q5, Q6, Q8 or F16 file of the model"
+                ) from error
+        found = values.reshape(entry.shape).astype(np.float32, copy=plain is not None)
+        self._forget(entry.offset, entry.num_bytes)
+        return found
+
+    def _forget(self, start: int, length: int) -> None:
+        """Take a part of the file out of this process's memory; it is read again where it is wanted again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            first = start - start % mmap.PAGESIZE
+            self._bytes.madvise(mmap.MADV_DONTNEED, first, start + length - first)
 
     def close(self) -> None:
         """Let go of the file."""

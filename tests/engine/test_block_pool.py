@@ -89,14 +89,45 @@ def test_integrity_finds_a_leak():
         pool.check_integrity([])
 
 
+def test_memory_grows_with_what_runs_and_not_with_prompts_that_nobody_else_asks_for():
+    pool = BlockPool(num_blocks=100, block_size=1, max_unproven=3)
+    for content in range(50):
+        table = [pool.allocate() for _ in range(10)]
+        for at, block in enumerate(table):
+            pool.register(block, chain_hash(root_hash(), [content, at]))
+        pool.release(table)
+    assert pool.num_touched <= 10 + 3
+    first, second = ([pool.allocate() for _ in range(10)] for _ in range(2))
+    assert pool.num_touched <= 20 + 3
+    for at, block in enumerate(first):
+        pool.register(block, chain_hash(root_hash(), [at]))
+    for block in first:
+        pool.share(block)
+    pool.release(first * 2)
+    pool.release(second)
+    assert pool.num_free == 100
+    assert {pool.allocate() for _ in range(90)}.isdisjoint(first), "a shared prefix went before memory was used up"
+    assert {pool.allocate() for _ in range(10)} == set(first)
+
+
+def test_a_pool_without_that_bound_keeps_every_prefix_while_there_is_room():
+    pool = BlockPool(num_blocks=100, block_size=1)
+    for content in range(100):
+        block = pool.allocate()
+        pool.register(block, chain_hash(root_hash(), [content]))
+        pool.release([block])
+    assert all(pool.lookup(chain_hash(root_hash(), [content])) is not None for content in range(100))
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Any order of allocate, share, register and release keeps the pool equal to a naive model of it."""
 
     tables = Bundle("tables")
+    max_unproven = None
 
     def __init__(self):
         super().__init__()
-        self.pool = BlockPool(num_blocks=5, block_size=1)
+        self.pool = BlockPool(num_blocks=5, block_size=1, max_unproven=self.max_unproven)
         self.living = []
 
     @rule(target=tables)
@@ -131,3 +162,13 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
+
+
+class ThriftyMachine(PoolMachine):
+    """The same of a pool that spares memory."""
+
+    max_unproven = 1
+
+
+ThriftyMachine.TestCase.settings = PoolMachine.TestCase.settings
+TestThriftyMachine = ThriftyMachine.TestCase

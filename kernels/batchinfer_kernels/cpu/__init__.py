@@ -2,7 +2,7 @@
 
 from batchinfer_kernels.cpu.choice import get_ops, is_available, native_ops
 from batchinfer_kernels.cpu.interface import AttentionPlan, Ops
-from batchinfer_kernels.cpu.kv_cache import KVShape, LayerKV, PagedKVCache
+from batchinfer_kernels.cpu.kv_cache import KVShape, LayerKV, PagedKVCache, untouched_zeros
 from batchinfer_kernels.cpu.operands import (
     Accumulated,
     AttentionBatch,
@@ -29,4 +29,5 @@ __all__ = [
     "get_ops",
     "is_available",
     "native_ops",
+    "untouched_zeros",
 ]

@@ -16,6 +16,7 @@ matrix before they are rounded (:func:`kv_rotation`), which spreads large channe
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -151,15 +152,23 @@ class PagedKVCache:
 
 def _allocate(shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype) -> LayerKV:
     pair, tiles = _pair(dtype), block_size // TILE
-    # Zeros: the kernels read the padding of a head, and the system hands zero pages out untouched.
-    keys = torch.zeros(num_blocks, shape.num_kv_heads, tiles, _padded(shape.head_dim) // pair, TILE, pair, dtype=dtype)
-    values = torch.zeros(
-        num_blocks, shape.num_kv_heads, tiles, TILE // pair, _padded(shape.v_head_dim), pair, dtype=dtype
-    )
+    heads = num_blocks, shape.num_kv_heads
+    # Zeros: the kernels read the padding of a head.
+    keys = untouched_zeros((*heads, tiles, _padded(shape.head_dim) // pair, TILE, pair), dtype)
+    values = untouched_zeros((*heads, tiles, TILE // pair, _padded(shape.v_head_dim), pair), dtype)
     if dtype != torch.int8:
         return LayerKV(keys, values, shape, block_size)
-    scales = [torch.zeros(num_blocks, shape.num_kv_heads, block_size) for _ in range(2)]
+    scales = [untouched_zeros((*heads, block_size), torch.float32) for _ in range(2)]
     return LayerKV(keys, values, shape, block_size, *scales)
+
+
+def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros on the CPU whose pages cost memory only once they are written (``torch.zeros`` writes them all)."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes < mmap.PAGESIZE or not hasattr(mmap, "MAP_PRIVATE"):
+        return torch.zeros(*shape, dtype=dtype)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)  # holds the pages for as long as it lives
 
 
 def _quantized(heads: torch.Tensor, scales: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

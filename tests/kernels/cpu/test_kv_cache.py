@@ -1,0 +1,52 @@
+import subprocess
+import sys
+
+import torch
+
+from batchinfer_kernels.cpu import KVShape, PagedKVCache, untouched_zeros
+
+MEASURE = """
+import torch
+from batchinfer_kernels.cpu import KVShape, PagedKVCache
+
+def resident():
+    fields = (line.split() for line in open("/proc/self/status") if line.startswith("VmRSS"))
+    return int(next(fields)[1]) * 1024
+
+torch.zeros(8).to(torch.bfloat16)
+before = resident()
+cache = PagedKVCache([KVShape(4, 64, 64)] * 8, 4096, 16, torch.bfloat16)  # 512 MiB
+empty = resident() - before
+slots = torch.arange(100 * 16)
+for layer in cache.layers:
+    layer.write(slots, torch.ones(len(slots), 4, 64), torch.ones(len(slots), 4, 64))
+print(empty, resident() - before)
+"""
+
+
+def test_blocks_cost_memory_once_they_are_written():
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
+    empty, used = map(int, done.stdout.split())
+    assert empty < 16 << 20
+    written = 8 * KVShape(4, 64, 64).bytes_per_block(16, torch.bfloat16) * 100
+    assert written <= used < written + (24 << 20)
+
+
+def test_untouched_zeros_are_zeros_of_any_size_and_type():
+    for shape in ((0, 3), (2, 3), (70, 1000)):
+        for dtype in (torch.float32, torch.bfloat16, torch.int8):
+            made = untouched_zeros(shape, dtype)
+            assert torch.equal(made, torch.zeros(shape, dtype=dtype))
+            made += 1
+            assert torch.equal(made, torch.ones(shape, dtype=dtype))
+
+
+def test_copied_blocks_are_equal_in_every_layer():
+    cache = PagedKVCache([KVShape(2, 16, 16)] * 2, 64, 16, torch.float32)
+    for layer in cache.layers:
+        layer.write(torch.arange(32), torch.randn(32, 2, 16), torch.randn(32, 2, 16))
+    cache.copy_blocks([0, 1], [62, 63])
+    for layer in cache.layers:
+        assert torch.equal(layer.keys[:2], layer.keys[62:])
+        assert torch.equal(layer.values[:2], layer.values[62:])
+        assert layer.keys[62:].any()
