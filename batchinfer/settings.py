@@ -102,6 +102,12 @@ class Settings(BaseSettings):
     do not say what share of the device's limit they reached."""
     num_kv_blocks: Annotated[int, Field(ge=1)] | None = None
     """Blocks of the KV cache; None sizes it to the device's memory."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of a GPU's memory for weights, the largest step and the KV cache together; None is the engine's default."""
+    enforce_eager: bool | None = None
+    """Capture no CUDA graphs; None is the engine's default."""
+    enable_prefix_caching: bool | None = None
+    """Share the KV cache of equal prefixes; None is the engine's default."""
     device: str | None = None
     """Torch device of the engine, such as ``cpu`` or ``cuda:0``; None takes the best there is."""
 

@@ -12,6 +12,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "int8-weight-only")
 KV_CACHE_DTYPES = ("auto", "int8")
 SPECULATIONS = ("off", "ngram", "auto")
+ATTENTION_BACKENDS = ("auto", "native", "triton", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,16 @@ class EngineConfig:
     """Blocks of the KV cache; None lets ``kv_cache_bytes`` decide."""
     kv_cache_bytes: int | None = None
     """Size of the KV cache in bytes; None takes what ``max_num_seqs`` full contexts need, within the memory there is."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that the engine may take in all: weights, the largest step, and the KV cache."""
+    enforce_eager: bool = False
+    """On a GPU: launch each kernel of each step, and capture no CUDA graphs. Slower, starts sooner, takes less memory."""
+    async_scheduling: bool | None = None
+    """Schedule a step while the one before it still runs; None is yes on a GPU and no on a CPU, where it gains nothing.
+    Answers are the same to the byte."""
+    attention_backend: str = "auto"
+    """One of :data:`ATTENTION_BACKENDS`; ``auto`` is ``triton`` on a GPU, ``native`` on a CPU, and ``torch`` where that
+    cannot serve. ``triton`` on a CPU is for tests: it needs Triton's interpreter."""
     enable_prefix_caching: bool = True
     """Share the KV cache blocks of equal prefixes."""
     speculation: str = "off"
@@ -66,6 +77,12 @@ class EngineConfig:
         _require_one_of("quantization", self.quantization, QUANTIZATIONS)
         _require_one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _require_one_of("speculation", self.speculation, SPECULATIONS)
+        _require_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InvalidSpecError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1, such as 0.9",
+                param="gpu_memory_utilization",
+            )
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:

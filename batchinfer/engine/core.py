@@ -247,6 +247,10 @@ class EngineCore:
         outcomes: list[Outcome] = [(s, self._advance(s, token)) for s, token in zip(sampling, tokens, strict=True)]
         if guessed.has_guesses:
             outcomes = self._verify(guessed, whole, outcomes)
+        return self._finish(outcomes) + self._read(output)
+
+    def _finish(self, outcomes: list[Outcome]) -> Ended:
+        """Let the scheduler forget the sequences that have ended."""
         ended = [(s, outcome) for s, outcome in outcomes if outcome is not None]
         for sequence, outcome in ended:
             if isinstance(outcome, RowError):
@@ -255,7 +259,7 @@ class EngineCore:
                 self._scheduler.finish(sequence)
             else:
                 self._scheduler.answered(sequence)
-        return ended + self._read(output)
+        return ended
 
     def _read(self, output: SchedulerOutput) -> Ended:
         """Sequences that end with their prompt, which is now computed."""
@@ -337,7 +341,8 @@ class EngineCore:
         for part, share in zip(output.scheduled, shares, strict=True):
             part.sequence.device_ns += share
 
-    def _count(self, output: SchedulerOutput) -> None:
+    def _count(self, output: SchedulerOutput, *, has_tokens: bool = True) -> None:
+        """Count a step; without ``has_tokens`` what it samples is still on its way."""
         stats = self._stats
         stats.steps += 1
         stats.sequence_steps += len(output.scheduled)
@@ -349,7 +354,7 @@ class EngineCore:
             sequence = part.sequence
             num_own = part.num_new_tokens - len(part.guesses)
             is_decode = part.start >= sequence.num_prompt_tokens and num_own == 1
-            if part.samples and not is_decode:
+            if has_tokens and part.samples and not is_decode:
                 self._latency.first(sequence)
             stats.decode_tokens += num_own if is_decode else 0
             stats.prefill_tokens += 0 if is_decode else num_own

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from batchinfer.engine.attention import ATTENTION_NAME, register_attention
+from batchinfer.engine.attention_backend import choose_backend
 from batchinfer.engine.block_pool import BlockPool
-from batchinfer.engine.calibration import DEFAULT_BATCHED_TOKENS, Calibration
+from batchinfer.engine.calibration import Calibration
 from batchinfer.engine.chat import ChatRenderer
 from batchinfer.engine.config import EngineConfig
 from batchinfer.engine.core import EngineCore
@@ -17,11 +18,13 @@ from batchinfer.engine.guided import GrammarCompiler
 from batchinfer.engine.ingest import Ingest
 from batchinfer.engine.lengths import LengthHistory
 from batchinfer.engine.memory import give_back_memory
-from batchinfer.engine.model_runner import ModelRunner
+from batchinfer.engine.model_runner import ModelRunner, cache_dtype, layer_shapes
+from batchinfer.engine.probe import probe_layers
 from batchinfer.engine.sampler import Sampler
 from batchinfer.engine.scheduler import Scheduler
 from batchinfer.engine.speculation import Speculator, StepCosts
 from batchinfer.engine.startup import start_up
+from batchinfer.errors import ModelError
 from batchinfer.model_kind import ModelKind, model_kind, sentence_config
 from batchinfer.models.load import LoadedModel, find_model, load_model
 from batchinfer.tasks import Pooling
@@ -29,7 +32,10 @@ from batchinfer.tasks import Pooling
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import torch
+
     from batchinfer.engine.generate import Prompt
+    from batchinfer.engine.gpu.pipeline import QueueingRunner
     from batchinfer.sampling_params import SamplingParams
     from batchinfer.types import Completion
 
@@ -59,13 +65,14 @@ def build_engine(
 ) -> EngineCore:
     """An engine around a model that is loaded already; with ``owns_model`` the model is of no use to others after.
 
-    With ``calibrate`` what is not known of its speed here is measured first.
+    With ``calibrate`` what is not known of its speed here is measured first; but not on a queueing runner, whose cache was
+    sized for a token budget already.
     """
-    runner = ModelRunner(loaded, config, owns_model=owns_model)
-    found = start_up(runner, loaded, config) if calibrate else None
+    runner = make_runner(loaded, config, owns_model=owns_model)
+    found = start_up(runner, loaded, config) if calibrate and not runner.is_queueing else None
     calibration = found.calibration if found else Calibration()
     runner.share_prefixes(calibration.least_shared())
-    measured = calibration.batched_tokens(config.max_num_seqs) if found else DEFAULT_BATCHED_TOKENS
+    measured = calibration.batched_tokens(config.max_num_seqs) if found else runner.default_batched_tokens
     scheduler = Scheduler(
         BlockPool(runner.num_blocks, config.block_size, max_unproven=runner.max_unproven),
         max_num_seqs=config.max_num_seqs,
@@ -88,14 +95,68 @@ def build_engine(
     )
     sampler = Sampler(loaded.eos_token_ids)
     bound = found.bound if found else None
-    return EngineCore(runner, scheduler, ingest, sampler, about=runner.about, profile=runner.profile, bound=bound)
+    if not runner.is_queueing or scheduler.speculator is not None:
+        return EngineCore(runner, scheduler, ingest, sampler, about=runner.about, profile=runner.profile, bound=bound)
+    # on a CPU, where only tests have a queueing runner, nothing is gained
+    overlaps = loaded.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+    queueing = cast("QueueingRunner", runner)
+    return _pipelined(queueing, scheduler, ingest, sampler, device=loaded.device, overlaps=overlaps)
+
+
+def _pipelined(
+    runner: QueueingRunner, scheduler: Scheduler, ingest: Ingest, sampler: Sampler, *, device: torch.device, overlaps: bool
+) -> EngineCore:  # fmt: skip
+    """The core of a device with a queue."""
+    from batchinfer.engine.gpu.pipeline import PipelinedCore  # noqa: PLC0415 -- nobody else needs it
+    from batchinfer.engine.gpu.sampler import DeviceSampler  # noqa: PLC0415 -- as above
+
+    return PipelinedCore(
+        runner,
+        scheduler,
+        ingest,
+        sampler,
+        device_sampler=DeviceSampler(sampler, device),
+        overlaps=overlaps,
+        about=runner.about,
+        profile=runner.profile,
+    )
+
+
+def make_runner(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False) -> ModelRunner:
+    """The runner for the model's device.
+
+    Raises:
+        ModelError: as :class:`ModelRunner`, or ``async_scheduling`` is asked for where it cannot be.
+    """
+    wants_triton = config.attention_backend == "triton"
+    if wants_triton or (config.attention_backend == "auto" and loaded.device.type == "cuda"):
+        register_attention()
+        loaded.model.set_attn_implementation(ATTENTION_NAME)
+        layers = layer_shapes(probe_layers(loaded.model, loaded.device, loaded.name))
+        name, _ = choose_backend(
+            layers, config.block_size, cache_dtype(loaded, config), loaded.device, wanted=config.attention_backend
+        )
+        if name == "triton":
+            from batchinfer.engine.gpu.runner import GpuRunner  # noqa: PLC0415 -- needs Triton
+
+            return GpuRunner(loaded, config, owns_model=owns_model)
+    if config.async_scheduling:
+        raise ModelError(
+            f"async_scheduling needs a GPU and attention by Triton, and the engine runs on {loaded.device} without; "
+            "leave it out, which schedules step by step here",
+            param="async_scheduling",
+        )
+    return ModelRunner(loaded, config, owns_model=owns_model)
 
 
 def _speculator(config: EngineConfig, runner: ModelRunner, calibration: Calibration) -> Speculator | None:
-    """Guesses by themselves only where a step's bytes are known not to depend on how many tokens it computes."""
+    """Guesses by themselves only where a step's bytes are known not to depend on how many tokens it computes.
+
+    And not where steps overlap, which pays more: guesses need the tokens before them.
+    """
     if config.speculation == "auto":
         about = runner.about
-        is_safe = about["layers"] == "fused" and about["kernels"] != "torch"
+        is_safe = about["layers"] == "fused" and about["kernels"] != "torch" and not runner.is_queueing
         return Speculator(costs=StepCosts(calibration.decode)) if is_safe else None
     return Speculator(always=True) if config.speculation == "ngram" else None
 

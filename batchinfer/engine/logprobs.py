@@ -53,6 +53,27 @@ def best_tokens(scores: torch.Tensor, count: int) -> list[tuple[int, float]]:
     return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
 
 
+@torch.inference_mode()
+def packed_score(line: torch.Tensor, token_id: torch.Tensor, num_top: int) -> torch.Tensor:
+    """:func:`score_token` without a look at its numbers: int32 bits that :func:`unpacked_score` reads on the host.
+
+    ``token_id`` is int64 ``[1]``, where the logits are; one below 0 gives a score of no meaning.
+    """
+    scores = log_softmax(line)
+    own = scores.gather(0, token_id.clamp(min=0))
+    rank = (scores > own).sum(dtype=torch.int32).reshape(1) + 1
+    values, ids = scores.topk(min(num_top, len(scores)))
+    return torch.cat([own.view(torch.int32), rank, ids.int(), values.view(torch.int32)])
+
+
+def unpacked_score(bits: torch.Tensor, token_id: int, num_top: int) -> TokenScore:
+    """The score of a token, with at most ``num_top`` likeliest, from what :func:`packed_score` gave."""
+    logprob, values = bits[:1].view(torch.float32).item(), bits[2 + (len(bits) - 2) // 2 :].view(torch.float32)
+    pairs = zip(bits[2 : 2 + len(values)].tolist(), values.tolist(), strict=True)
+    top = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:num_top]
+    return TokenScore(token_id, logprob, int(bits[1]), tuple(top))
+
+
 class AnswerScores:
     """Scores of one answer's tokens, collected as they come; ``num_top`` None keeps nothing but the sum."""
 

@@ -10,6 +10,7 @@ import torch
 from batchinfer.engine.attention import ATTENTION_NAME, register_attention
 from batchinfer.engine.attention_backend import bytes_per_block, choose_attention
 from batchinfer.engine.attention_groups import Span
+from batchinfer.engine.calibration import DEFAULT_BATCHED_TOKENS
 from batchinfer.engine.forward_pass import choose_forward
 from batchinfer.engine.kv_cache import LayerShape
 from batchinfer.engine.native_attention import NativeAttention
@@ -20,10 +21,12 @@ from batchinfer.models.lora_store import LoraStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from batchinfer.engine.attention import PagedContext
     from batchinfer.engine.config import EngineConfig
     from batchinfer.engine.head_output import HeadOutput
     from batchinfer.engine.scheduler import ScheduledSequence
     from batchinfer.models.fused.adapted import AdapterGroup
+    from batchinfer.models.fused.spec import LayerAttention
     from batchinfer.models.load import LoadedModel
     from batchinfer.models.lora_file import LoraFile
 
@@ -45,18 +48,23 @@ class ModelRunner:
         ModelError: the model has layers that are not causal attention, or the cache does not fit.
     """
 
+    is_queueing = False
+    """Whether :meth:`execute` returns before the device has computed."""
+    default_batched_tokens = DEFAULT_BATCHED_TOKENS
+    """The token budget of a step where none is asked for and nothing was measured."""
+
     def __init__(self, loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False) -> None:
         """With ``owns_model`` nobody else uses ``loaded.model``, and its weights may be taken apart."""
         register_attention()
         loaded.model.set_attn_implementation(ATTENTION_NAME)
         self._device = loaded.device
-        layers = probe_layers(loaded.model, loaded.device, loaded.name)
-        shapes = [LayerShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim) for layer in layers]
+        layers = self._layers = probe_layers(loaded.model, loaded.device, loaded.name)
+        shapes = layer_shapes(layers)
         dtype = cache_dtype(loaded, config)
         self.block_size = config.block_size
         self.windows = [layer.sliding_window for layer in layers]
         """Tokens that each layer sees back; None: all."""
-        self.num_blocks = choose_num_blocks(shapes, loaded, config, dtype)
+        self.num_blocks = self._first_num_blocks(shapes, loaded, config, dtype)
         self._num_heads = layers[0].num_heads
         self.max_unproven = (
             None if is_sized(config) or loaded.device.type != "cpu" else int(self.num_blocks * UNPROVEN_SHARE)
@@ -70,6 +78,7 @@ class ModelRunner:
             loaded.device,
             needs_compiler=config.quantization == "none",
             kv_dtype=kv_dtype(config),
+            backend=config.attention_backend,
         )
         self._forward = choose_forward(loaded, layers, self._attention, config.quantization, owns_model=owns_model)
         slots = self._forward.adapters
@@ -123,7 +132,7 @@ class ModelRunner:
         is sampled: the rows that need logits. ``scored`` are places among all tokens of
         the step: their logits follow as further rows, all of them kept; so are ``hidden``, for their hidden states.
         """
-        spans = _spans(scheduled)
+        spans = spans_of(scheduled)
         tokens = [
             t for s in scheduled for t in (*s.sequence.token_ids[s.start : s.start + s.num_new_tokens], *s.guesses)
         ]
@@ -137,18 +146,32 @@ class ModelRunner:
         if scored:
             kept = [*kept, *range(len(sampling), len(sampling) + len(scored))]
         sampling += scored
-        token_ids = self._row(_padded(tokens))
+        token_ids = self._token_ids(scheduled, _padded(tokens))
         self._num_padding += len(token_ids) - len(tokens)
         output = self._forward(
             token_ids,
             self._row(_padded(positions)),
             self._row(_padded(sampling) if sampling else []),
-            self._attention.context(spans, len(token_ids)),
+            self._context(scheduled, spans, len(token_ids)),
             kept,
             hidden=self._row(list(hidden)) if hidden else None,
             groups=self._adapter_groups(scheduled, spans),
         )
         return output.first(len(sampling))
+
+    def _first_num_blocks(
+        self, layers: Sequence[LayerShape], loaded: LoadedModel, config: EngineConfig, dtype: torch.dtype
+    ) -> int:
+        """Blocks of the cache before the model has run."""
+        return choose_num_blocks(layers, loaded, config, dtype)
+
+    def _token_ids(self, scheduled: Sequence[ScheduledSequence], values: list[int]) -> torch.Tensor:
+        del scheduled
+        return self._row(values)
+
+    def _context(self, scheduled: Sequence[ScheduledSequence], spans: list[Span], num_rows: int) -> PagedContext:
+        del scheduled
+        return self._attention.context(spans, num_rows)
 
     def _adapter_groups(self, scheduled: Sequence[ScheduledSequence], spans: Sequence[Span]) -> Sequence[AdapterGroup]:
         """The tokens that use adapters, by adapter."""
@@ -165,13 +188,19 @@ class ModelRunner:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
-def _spans(scheduled: Sequence[ScheduledSequence]) -> list[Span]:
+def spans_of(scheduled: Sequence[ScheduledSequence]) -> list[Span]:
+    """Where the parts of a step lie in its packed batch."""
     spans = []
     row = 0
     for s in scheduled:
         spans.append(Span(row, s.start, s.num_new_tokens, s.sequence.block_table))
         row += s.num_new_tokens
     return spans
+
+
+def layer_shapes(layers: Sequence[LayerAttention]) -> list[LayerShape]:
+    """What the layers keep of a token."""
+    return [LayerShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim) for layer in layers]
 
 
 def _padded(values: list[int]) -> list[int]:
@@ -205,7 +234,9 @@ def choose_num_blocks(
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
-    block_bytes = bytes_per_block(layers, config.block_size, dtype, loaded.device, kv_dtype=kv_dtype(config))
+    block_bytes = bytes_per_block(
+        layers, config.block_size, dtype, loaded.device, kv_dtype=kv_dtype(config), backend=config.attention_backend
+    )
     blocks_a_sequence = -(-loaded.max_model_len // config.block_size)
     size = config.kv_cache_bytes
     if size is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchinfer.engine.block_pool import chain_hash
+from batchinfer.engine.sequence import PENDING
 
 if TYPE_CHECKING:
     from batchinfer.engine.block_pool import BlockHash, BlockPool
@@ -57,9 +58,12 @@ class PrefixCache:
         return sequence.block_hashes[:count]
 
     def offer(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        """Offer the blocks that tokens ``start .. end`` fill; return those that were not offered by others already."""
+        """Offer the blocks that tokens ``start .. end`` fill; return those that were not offered by others already.
+
+        None while the last of these tokens is not known: what names a block is its content.
+        """
         size = self._pool.block_size
-        if not self._is_enabled:
+        if not self._is_enabled or sequence.token_ids[end - 1] == PENDING:
             return []
         return [
             sequence.block_table[index]

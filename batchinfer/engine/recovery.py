@@ -42,6 +42,11 @@ class Recovery:
         self._suspects: list[set[Sequence]] = []
         self._num_condemned = 0
 
+    @property
+    def is_searching(self) -> bool:
+        """Whether sequences are under suspicion: steps must then pass one by one."""
+        return bool(self._suspects)
+
     def next_group(self) -> Collection[Sequence] | None:
         """The sequences the next step is restricted to; None is no restriction."""
         alive = {*self._scheduler.running, *self._scheduler.waiting} if self._suspects else set()

@@ -86,7 +86,7 @@ class Sampler:
     def choose(self, head: HeadOutput, rows: Sequence[SamplingRow]) -> list[int | RowError]:
         """The next token of each row of ``head``: its best, or for rows whose logits were kept what they say."""
         best = zip(head.best_index.tolist(), head.best.tolist(), strict=True)
-        tokens = [token if math.isfinite(value) else _no_candidate(value) for token, value in best]
+        tokens = [token if math.isfinite(value) else no_candidate(value) for token, value in best]
         if head.kept:
             sampled = self.sample(head.logits, [rows[i] for i in head.kept])
             for i, token in zip(head.kept, sampled, strict=True):
@@ -135,9 +135,9 @@ def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow], chosen: Collectio
     drawn = [i for i, row in enumerate(rows) if i in chosen and finite[i] and not row.params.is_greedy]
     if drawn:
         relative = logits[drawn] - best[drawn, None]
-        for i, token in zip(drawn, _draw(relative, [rows[i] for i in drawn]), strict=True):
+        for i, token in zip(drawn, _draw(relative, [rows[i] for i in drawn]).tolist(), strict=True):
             tokens[i] = token
-    return [token if ok else _no_candidate(value) for token, ok, value in zip(tokens, finite, best_values, strict=True)]
+    return [token if ok else no_candidate(value) for token, ok, value in zip(tokens, finite, best_values, strict=True)]
 
 
 def _slices(num_rows: int, vocab_size: int) -> Iterator[tuple[int, int]]:
@@ -146,22 +146,32 @@ def _slices(num_rows: int, vocab_size: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, num_rows)
 
 
-def _no_candidate(best: float) -> RowError:
+def no_candidate(best: float) -> RowError:
+    """The error of a row whose largest logit is not finite."""
     return RowError(
         ErrorCode.ENGINE_ERROR,
         f"the model's logits for this row have no finite maximum ({best}): no token can be chosen",
     )
 
 
-def _draw(relative: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+@torch.inference_mode()
+def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Draw a token a row of ``logits [len(rows), vocab_size]``, whose largest are finite; int64, where the logits are."""
+    drawn = []
+    for start, stop in _slices(len(rows), logits.shape[1]):
+        part = logits[start:stop].float()
+        drawn.append(_draw(part - part.amax(dim=1, keepdim=True), rows[start:stop]))
+    return torch.cat(drawn)
+
+
+def _draw(relative: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """Draw one token a row. ``relative [n, vocab_size]``: float32 logits minus the row's largest, so at most 0."""
     cumulative = _weights(relative, [row.params for row in rows]).cumsum(dim=1)
     total = cumulative[:, -1:]
     seeds = torch.tensor([row.seed for row in rows], dtype=torch.int64)
     positions = torch.tensor([row.position for row in rows], dtype=torch.int64)
     target = (uniform(seeds, positions).to(relative.device)[:, None] * total).long().minimum(total - 1)
-    drawn: list[int] = torch.searchsorted(cumulative, target, right=True).squeeze(1).tolist()
-    return drawn
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
 
 
 def _weights(relative: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

@@ -113,6 +113,8 @@ class Scheduler:
         self.num_ideal_cached_tokens = 0
         """Prompt tokens that a cache without end would have given to the sequences added so far."""
         self._ideal = SeenBlocks()
+        self.held: Collection[Sequence] = frozenset()
+        """Running sequences that are left out: the token that the device is sampling may be the last one they may have."""
         self.speculator = speculator
         """Guesses tokens of sequences that decode; nothing is guessed without."""
         self._history = history
@@ -165,6 +167,8 @@ class Scheduler:
         output = SchedulerOutput()
         num_preemptions = self.num_preemptions
         chosen = [s for s in self.running if only is None or s in only]
+        if self.held:
+            chosen = [s for s in chosen if s not in self.held]
         num_guesses = self._num_guesses() if self.speculator is not None and only is None else 0
         for sequence in chosen:
             if sequence.num_computed_tokens == len(sequence.token_ids) - 1 and sequence in self.running:
@@ -186,6 +190,17 @@ class Scheduler:
     def accept(self, part: ScheduledSequence) -> None:
         """Some of a part's guesses were right, and its sequence has them: the blocks they fill are offered."""
         self._prefixes.offer(part.sequence, part.start + 1, part.sequence.num_computed_tokens)
+
+    def settle(self, output: SchedulerOutput) -> None:
+        """Tokens that were not known when the step was scheduled are known: the blocks that they fill are offered."""
+        size = self.pool.block_size
+        for part in output.scheduled:
+            if part.num_new_tokens == 1 and (part.start + 1) % size == 0:
+                self._prefixes.offer(part.sequence, part.start, part.start + 1)
+
+    def is_known(self, sequence: Sequence) -> bool:
+        """Whether a sequence runs or waits: it has not ended."""
+        return sequence in self.running or sequence in self.waiting
 
     def rollback(self, output: SchedulerOutput) -> None:
         """The step failed: everything is as before it. Later parts may hold blocks of earlier ones, so they go first."""
@@ -351,6 +366,7 @@ class Scheduler:
     def _restore(self, sequence: Sequence, before: Progress) -> None:
         self.pool.release(sequence.block_table[before.table_length :])
         del sequence.block_table[before.table_length :]
+        sequence.num_cuts += 1
         sequence.num_computed_tokens = before.num_computed_tokens
         sequence.num_cached_tokens = before.num_cached_tokens
 
@@ -358,6 +374,7 @@ class Scheduler:
         self._refused = None
         self.pool.release(sequence.block_table)
         sequence.block_table.clear()
+        sequence.num_cuts += 1
         sequence.num_computed_tokens = 0
 
 

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from batchinfer.models.lora_file import LoraFile
     from batchinfer.sampling_params import SamplingParams
 
+PENDING = -1
+"""Stands at the end of ``token_ids`` for a token that the device has sampled and the host does not know yet."""
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Tokens of one row, prompt and answer, and how far they have been computed.
 
     ``token_ids`` grows by one a sampled token. KV of ``token_ids[:num_computed_tokens]`` is in the blocks of
-    ``block_table``, which is only ever appended to while the sequence runs and emptied when it stops.
+    ``block_table``, which is only ever appended to while the sequence runs and emptied when it stops; the end that a
+    failed step appended is cut.
     """
 
     request_id: str
@@ -65,6 +69,8 @@ class Sequence:
     guesses: NgramIndex | None = None
     """What the next tokens are guessed from, once that was tried."""
     num_preemptions: int = 0
+    num_cuts: int = 0
+    """How often ``block_table`` was not appended to but cut or emptied: copies of it are then void."""
     device_ns: int = 0
     arrived_ns: int = 0
     first_token_ns: int = 0

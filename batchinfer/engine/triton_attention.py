@@ -5,17 +5,18 @@ Importing this needs Triton, which comes with CUDA builds of torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from batchinfer.engine.gpu.transfer import upload
 from batchinfer_kernels.attention_plan import SPLIT, PrefixGroup, QuerySpan, plan_attention
 from batchinfer_kernels.kv_write import kv_write
 from batchinfer_kernels.paged_attention import AttentionForm, paged_attention
 from batchinfer_kernels.paged_kv import BLOCK_SIZES, PagedKV
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from batchinfer.engine.attention import AttentionOptions
     from batchinfer.engine.attention_groups import Span
@@ -59,32 +60,52 @@ class TritonAttention:
         """
         if (reason := why_not_triton(layers, block_size)) is not None:
             raise ValueError(reason)
-        self.caches = [
-            PagedKV.empty(num_blocks, block_size, s.num_kv_heads, s.head_dim, kv_dtype or dtype, device) for s in layers
-        ]
         self.split = split
-        self._block_size = block_size
+        self.block_size = block_size
+        self._layers = layers
+        self._dtype = kv_dtype or dtype
         self._device = device
+        self.caches: list[PagedKV] = []
+        self.allocate(num_blocks)
 
-    def context(self, spans: Sequence[Span], num_rows: int) -> TritonContext:
-        """Context of a step whose packed tokens are padded to ``num_rows``."""
-        size = self._block_size
+    def allocate(self, num_blocks: int) -> None:
+        """Make caches of so many blocks, and one for padding; what the caches held before is gone."""
+        self.caches.clear()
+        self.num_blocks = num_blocks
+        self.caches += [
+            PagedKV.empty(num_blocks + 1, self.block_size, s.num_kv_heads, s.head_dim, self._dtype, self._device)
+            for s in self._layers
+        ]
+
+    @property
+    def trash_block(self) -> int:
+        """The block that padding rows of captured batches write to and read; no sequence ever has it."""
+        return self.num_blocks
+
+    def context(
+        self, spans: Sequence[Span], num_rows: int, tables: torch.Tensor | None = None, rows: Sequence[int] = ()
+    ) -> TritonContext:
+        """Context of a step whose packed tokens are padded to ``num_rows``.
+
+        Where block tables lie on the device already, span ``i`` has row ``rows[i]`` of ``tables``.
+        """
+        size = self.block_size
         positions = [p for s in spans for p in range(s.start, s.context)]
         slots = [s.block_table[p // size] * size + p % size for s in spans for p in range(s.start, s.context)]
         padding = num_rows - len(slots)
-        width = max((len(s.block_table) for s in spans), default=1)
-        tables = [s.block_table + [0] * (width - len(s.block_table)) for s in spans]
+        if tables is None:
+            width = max((len(s.block_table) for s in spans), default=1)
+            padded = [s.block_table + [0] * (width - len(s.block_table)) for s in spans]
+            tables, rows = upload(padded, torch.int32, self._device).view(-1, width), range(len(spans))
         return TritonContext(
             self,
-            spans,
+            num_tokens=len(slots),
+            slots=upload(slots + [NO_SLOT] * padding, torch.int32, self._device),
+            positions=upload(positions + [0] * padding, torch.int32, self._device),
+            block_tables=tables,
+            spans=query_spans(spans, rows),
             groups=prefix_groups(spans, size, self.split),
-            slots=self._row(slots + [NO_SLOT] * padding),
-            positions=self._row(positions + [0] * padding),
-            block_tables=torch.tensor(tables, dtype=torch.int32, device=self._device).view(-1, width),
         )
-
-    def _row(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self._device)
 
 
 class TritonContext:
@@ -93,36 +114,41 @@ class TritonContext:
     def __init__(
         self,
         attention: TritonAttention,
-        spans: Sequence[Span],
         *,
-        groups: list[PrefixGroup],
+        num_tokens: int,
         slots: torch.Tensor,
         positions: torch.Tensor,
         block_tables: torch.Tensor,
+        spans: Sequence[QuerySpan] = (),
+        groups: Sequence[PrefixGroup] = (),
+        plans: Mapping[PlanKind, AttentionPlan] | None = None,
     ) -> None:
+        """``plans`` are those that are made already; all that layers ask for if there are no ``spans``."""
         self._attention = attention
-        self._spans = [QuerySpan(s.row, s.num_queries, s.context, i) for i, s in enumerate(spans)]
-        self._num_tokens = sum(s.num_queries for s in spans)
+        self.num_tokens = num_tokens
+        """Rows that are not padding."""
+        self.slots = slots
+        self.positions = positions
+        self.block_tables = block_tables
+        self._spans = spans
         self._groups = groups
-        self._slots = slots
-        self._positions = positions
-        self._block_tables = block_tables
-        self._plans: dict[tuple[int, int | None], AttentionPlan] = {}
+        self._plans = dict(plans or {})
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Write the new KV, then attend; see :meth:`batchinfer.engine.attention.PagedContext.attend`."""
         cache = self._attention.caches[layer]
-        kv_write(key.contiguous(), value.contiguous(), self._slots, cache)
-        plan = self._plan(query.shape[1] // cache.num_kv_heads, options.sliding_window)
+        kv_write(key.contiguous(), value.contiguous(), self.slots, cache)
+        plan = self.plan(query.shape[1] // cache.num_kv_heads, options.sliding_window)
         form = AttentionForm(options.scaling, options.sliding_window, options.softcap, options.sinks)
-        out = paged_attention(query.contiguous(), cache, self._block_tables, self._positions, plan, form)
-        out[self._num_tokens :] = 0  # padding, which no program writes
+        out = paged_attention(query.contiguous(), cache, self.block_tables, self.positions, plan, form)
+        out[self.num_tokens :] = 0  # padding, which no program writes
         return out
 
-    def _plan(self, group_size: int, sliding_window: int | None) -> AttentionPlan:
-        key = (group_size, sliding_window)
+    def plan(self, group_size: int, sliding_window: int | None) -> AttentionPlan:
+        """The work of layers with so many query heads a kv head."""
+        key = PlanKind(group_size, sliding_window)
         if key not in self._plans:
             plan = plan_attention(
                 self._spans,
@@ -131,8 +157,21 @@ class TritonContext:
                 prefix_groups=self._groups,
                 split=self._attention.split,
             )
-            self._plans[key] = plan.to(self._positions.device)
+            self._plans[key] = plan.to(self.positions.device)
         return self._plans[key]
+
+
+class PlanKind(NamedTuple):
+    """Layers that share a plan."""
+
+    group_size: int
+    """Query heads a kv head."""
+    sliding_window: int | None
+
+
+def query_spans(spans: Sequence[Span], rows: Sequence[int]) -> list[QuerySpan]:
+    """The kernels' name for spans whose block tables are these rows."""
+    return [QuerySpan(s.row, s.num_queries, s.context, row) for s, row in zip(spans, rows, strict=True)]
 
 
 def prefix_groups(spans: Sequence[Span], block_size: int, split: int) -> list[PrefixGroup]:

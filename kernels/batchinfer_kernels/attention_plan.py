@@ -64,9 +64,11 @@ class AttentionPlan:
     has_large: bool
 
     def to(self, device: torch.device | str) -> AttentionPlan:
-        """The same on a device."""
+        """The same on a device, which is not waited for."""
+        is_queued = torch.device(device).type == "cuda"
         items, queries, merges = (
-            array.to(device, non_blocking=True) for array in (self.items, self.queries, self.merges)
+            (array.pin_memory() if is_queued and array.numel() else array).to(device, non_blocking=True)
+            for array in (self.items, self.queries, self.merges)
         )
         return replace(self, items=items, queries=queries, merges=merges)
 

@@ -17,6 +17,9 @@ def engine_config(spec: JobSpec, settings: Settings) -> EngineConfig:
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "num_kv_blocks": settings.num_kv_blocks,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "enforce_eager": settings.enforce_eager,
+        "enable_prefix_caching": settings.enable_prefix_caching,
         "device": settings.device,
     }
     return EngineConfig(
