@@ -31,6 +31,8 @@ GAIN = 0.03
 """A larger step must give so much more tokens a second, or it is not worth what it delays."""
 DEFAULT_BATCHED_TOKENS = 512
 """The token budget of a step where nothing was measured, or a slow model left no time to see where it stops to gain."""
+LEAST_CHUNK = 64
+"""Prompt tokens that a step has room for, whatever decodes."""
 SHORT = 8
 """A run that takes less than so small a part of the time there is, is made twice."""
 NEVER = 2**30
@@ -62,9 +64,9 @@ class Calibration:
     shared: tuple[SharedPrefix, ...] = ()
 
     def batched_tokens(self, max_num_seqs: int) -> int:
-        """The token budget of a step: where it stops to gain, and room for all rows to decode beside as many of prompts."""
+        """The token budget of a step: where it stops to gain, and at least a chunk of a prompt beside all that decode."""
         found, is_seen = knee(self.prefill)
-        return max(found if is_seen else max(found, DEFAULT_BATCHED_TOKENS), 2 * max_num_seqs)
+        return max(found if is_seen else max(found, DEFAULT_BATCHED_TOKENS), max_num_seqs + LEAST_CHUNK)
 
     def least_shared(self) -> dict[int, int]:
         """Tokens of shared prefixes to the tokens that must share one so that reading it together wins."""

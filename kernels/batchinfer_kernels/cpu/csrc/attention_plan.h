@@ -11,7 +11,10 @@
 
 namespace bi {
 
-constexpr int SPLIT = 256;
+#ifndef BI_SPLIT  // benchmarks/determinism.py asks what another would cost
+#define BI_SPLIT 256
+#endif
+constexpr int SPLIT = BI_SPLIT;
 constexpr int MAX_ROWS = 48;  // rows (tokens x query heads of a kv head) that share a pass over keys and values
 
 struct Segment {  // query tokens token .. token + count at positions position ..
