@@ -17,11 +17,12 @@ from batchinfer.cli.control import parse_budget
 from batchinfer.cli.exit_codes import ExitCode
 from batchinfer.cli.jobs import print_status
 from batchinfer.cli.options import (
-    batched_tokens_option,
+    MACHINE_SETTINGS,
     build_spec,
     flag_of,
     given_fields,
     json_option,
+    machine_options,
     spec_options,
 )
 from batchinfer.cli.progress import choose_display
@@ -53,17 +54,15 @@ if TYPE_CHECKING:
     "--resume", metavar="JOB", help="Go on with this job, as it was submitted; only --budget may be given anew."
 )
 @click.option("--no-verify", is_flag=True, help="Do not read the results again to prove them whole.")
-@batched_tokens_option
+@machine_options
 @json_option
-def run_command(
-    resume: str | None, no_verify: bool, max_num_batched_tokens: int | None, as_json: bool, **flags: Any
-) -> ExitCode:
+def run_command(resume: str | None, no_verify: bool, as_json: bool, **flags: Any) -> ExitCode:
     """Run a job here and now, and show its first results.
 
     INPUTS are Parquet or JSONL files, folders or globs, local or s3://. The job is kept in the database like any other:
     Ctrl-C commits what is finished, and `batchinfer run --resume JOB` goes on.
     """
-    settings = load_settings(max_num_batched_tokens=max_num_batched_tokens)
+    settings = load_settings(**{name: flags.pop(name) for name in MACHINE_SETTINGS})
     # on a terminal progress is news enough; who sets BATCHINFER_LOG_LEVEL wants to read more
     set_up_logs(settings.log_level if "log_level" in settings.model_fields_set else "warning")
     with open_service(settings, shares_disk=True) as service:

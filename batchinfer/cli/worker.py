@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from batchinfer.cli.connect import load_settings, log_format_option, set_up_logs
-from batchinfer.cli.options import batched_tokens_option
+from batchinfer.cli.options import MACHINE_SETTINGS, machine_options
 
 
 @click.command("worker")
@@ -21,15 +23,15 @@ from batchinfer.cli.options import batched_tokens_option
     help="A name of its hardware that jobs may ask for; may be repeated.",
 )
 @click.option("--ticker-only", is_flag=True, help="Run no rows; only keep leases, deadlines and wake-ups going.")
-@batched_tokens_option
+@machine_options
 @log_format_option
-def worker_command(  # noqa: PLR0917 -- click passes them by name
+def worker_command(
     models: tuple[str, ...],
     pools: tuple[str, ...],
     device_kinds: tuple[str, ...],
     ticker_only: bool,
-    max_num_batched_tokens: int | None,
     log_format: str | None,
+    **machine: Any,
 ) -> int:
     """Work on jobs until stopped.
 
@@ -43,7 +45,7 @@ def worker_command(  # noqa: PLR0917 -- click passes them by name
         log_format=log_format,
         pools=pools or None,
         device_kinds=device_kinds or None,
-        max_num_batched_tokens=max_num_batched_tokens,
+        **{name: machine[name] for name in MACHINE_SETTINGS},
     )
     set_up_logs(settings.log_level, settings.log_format)
     return run_worker(settings, models=models or None, ticker_only=ticker_only)

@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from batchinfer.engine.head_output import HeadOutput
 from batchinfer.engine.native_attention import NativeAttention
 from batchinfer.engine.quantization import linears
@@ -17,8 +19,6 @@ from batchinfer.models.fused.families import FAMILIES, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from batchinfer.engine.attention_backend import AttentionBackend
     from batchinfer.models.fused.adapted import AdapterGroup, AdapterSlots
@@ -98,6 +98,7 @@ class TransformersPass:
         try:
             logits: torch.Tensor = self._model(
                 input_ids=token_ids.unsqueeze(0),
+                attention_mask=_no_look_at_positions(token_ids),
                 position_ids=positions.unsqueeze(0),
                 use_cache=False,
                 logits_to_keep=sampling,
@@ -114,6 +115,16 @@ class TransformersPass:
     def profile(self) -> dict[str, int]:
         """See :meth:`ForwardPass.profile`: transformers' modules are not taken apart."""
         return {}
+
+
+def _no_look_at_positions(token_ids: torch.Tensor) -> torch.Tensor | None:
+    """A mask that hides nothing: without one, transformers looks for packed sequences in the positions.
+
+    On a GPU each such look would wait for everything that is queued.
+    """
+    if token_ids.device.type == "cpu":
+        return None
+    return token_ids.new_ones((1, len(token_ids)), dtype=torch.bool)
 
 
 class FusedPass:

@@ -50,6 +50,7 @@ class ModelRunner:
 
     is_queueing = False
     """Whether :meth:`execute` returns before the device has computed."""
+    min_rows = MIN_ROWS
     default_batched_tokens = DEFAULT_BATCHED_TOKENS
     """The token budget of a step where none is asked for and nothing was measured."""
 
@@ -146,12 +147,12 @@ class ModelRunner:
         if scored:
             kept = [*kept, *range(len(sampling), len(sampling) + len(scored))]
         sampling += scored
-        token_ids = self._token_ids(scheduled, _padded(tokens))
+        token_ids = self._token_ids(scheduled, self._padded(tokens))
         self._num_padding += len(token_ids) - len(tokens)
         output = self._forward(
             token_ids,
-            self._row(_padded(positions)),
-            self._row(_padded(sampling) if sampling else []),
+            self._row(self._padded(positions)),
+            self._row(self._padded(sampling) if sampling else []),
             self._context(scheduled, spans, len(token_ids)),
             kept,
             hidden=self._row(list(hidden)) if hidden else None,
@@ -164,6 +165,10 @@ class ModelRunner:
     ) -> int:
         """Blocks of the cache before the model has run."""
         return choose_num_blocks(layers, loaded, config, dtype)
+
+    def _padded(self, values: list[int]) -> list[int]:
+        """At least so many values as products need; padding is zeros, whose results are dropped."""
+        return values + [0] * (self.min_rows - len(values))
 
     def _token_ids(self, scheduled: Sequence[ScheduledSequence], values: list[int]) -> torch.Tensor:
         del scheduled
@@ -201,11 +206,6 @@ def spans_of(scheduled: Sequence[ScheduledSequence]) -> list[Span]:
 def layer_shapes(layers: Sequence[LayerAttention]) -> list[LayerShape]:
     """What the layers keep of a token."""
     return [LayerShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim) for layer in layers]
-
-
-def _padded(values: list[int]) -> list[int]:
-    """At least :data:`MIN_ROWS` values; padding is zeros, whose results are dropped."""
-    return values + [0] * (MIN_ROWS - len(values))
 
 
 def cache_dtype(loaded: LoadedModel, config: EngineConfig) -> torch.dtype:

@@ -26,6 +26,9 @@ def test_a_config_survives_json():
         ("block_size", 0),
         ("num_kv_blocks", 0),
         ("kv_cache_bytes", 0),
+        ("gpu_memory_utilization", 0.0),
+        ("gpu_memory_utilization", 1.1),
+        ("attention_backend", "flash"),
         ("seed", -1),
     ],
 )

@@ -27,6 +27,7 @@ from tests.engine.fakes import (
     drain,
     next_token,
 )
+from tests.engine.test_constraint import Countdown, constrained
 
 
 class QueueingRunner(FakeRunner):
@@ -151,6 +152,27 @@ def test_the_token_behind_the_last_is_dropped():
     assert completion.finish_reason is FinishReason.STOP
     assert completion.usage.completion_tokens == len(expected) == engine.stats().completion_tokens
     assert sum(len(batch) for batch in runner.batches) == len(expected) + 1
+
+
+def test_grammars_see_each_token_before_they_allow_the_next():
+    """Also tokens that a grammar forces: what the step under way would have sampled behind the first is dropped."""
+    engine, _, _ = make(True, num_blocks=100)
+    grammars = [Countdown(38), Countdown(37, forces=9), Countdown(12), Countdown(30, forces=3)]
+    requests = [
+        Request(str(i), SamplingParams(max_tokens=max_tokens, ignore_eos=True), prompt_token_ids=[3, i + 1])
+        for i, max_tokens in enumerate((9, 14, 9, 2))
+    ]
+    for request, grammar in zip(requests, grammars, strict=True):
+        constrained(engine, request, grammar)
+    engine.add_request(Request("free", SamplingParams(max_tokens=20, ignore_eos=True), prompt_token_ids=[7]))
+    done = {c.request_id: c for c in drain(engine)}
+    assert list(done["0"].token_ids) == grammars[0].accepted == list(range(38, 29, -1))
+    assert list(done["1"].token_ids) == grammars[1].accepted == list(range(37, 23, -1))
+    assert "the grammar has ended" in done["2"].error.message
+    assert list(done["3"].token_ids) == [30, 29]
+    assert list(done["free"].token_ids) == answer([7], 20, eos=())
+    stats = engine.stats()
+    assert stats.completion_tokens == sum(c.usage.completion_tokens for c in done.values())
 
 
 def test_an_answer_that_ends_by_count_costs_no_further_step():

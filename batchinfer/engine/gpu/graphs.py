@@ -31,16 +31,21 @@ class CudaGraphs:
 
     def capture(self, run: Callable[[], T]) -> Callable[[], T]:
         """See :meth:`GraphBackend.capture`."""
+        main = torch.cuda.current_stream(self._device)
         stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        stream.wait_stream(main)
         with torch.cuda.stream(
             stream
         ):  # kernels are compiled, and libraries take their workspaces, outside of the capture
             run()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        main.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = run()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                output = run()
+        except RuntimeError:
+            torch.cuda.set_stream(main)  # a capture that fails leaves its own stream behind
+            raise
         self._pool = self._pool or graph.pool()
 
         def replay() -> T:

@@ -17,7 +17,7 @@ from batchinfer.engine.gpu.padding import padded_size, padded_sizes
 from batchinfer.engine.gpu.seats import Seats
 from batchinfer.engine.gpu.transfer import is_queued, upload
 from batchinfer.engine.head_output import HeadOutput
-from batchinfer.engine.model_runner import MIN_ROWS, ModelRunner, cache_dtype, kv_dtype, layer_shapes, spans_of
+from batchinfer.engine.model_runner import ModelRunner, cache_dtype, kv_dtype, layer_shapes, spans_of
 from batchinfer.engine.sequence import PENDING
 from batchinfer.engine.triton_attention import NO_SLOT, PlanKind, TritonAttention
 
@@ -76,9 +76,10 @@ class GpuRunner(ModelRunner):
         )
         self._config = config
         self._max_model_len = loaded.max_model_len
-        # fewer rows than that would round differently in float32 on a CPU
-        least = 1 if is_queued(loaded.device) else MIN_ROWS
-        self._sizes = [] if config.enforce_eager or graphs is None else padded_sizes(config.max_num_seqs, least)
+        if is_queued(loaded.device):  # else fewer rows would round differently in float32
+            self.min_rows = 1
+        wants_graphs = graphs is not None and not config.enforce_eager
+        self._sizes = padded_sizes(config.max_num_seqs, self.min_rows) if wants_graphs else []
         self._outputs: HeadOutput | None = None
         self._replays: dict[int, Callable[[], HeadOutput]] = {}
         if memory is not None and self._is_measured:
@@ -115,7 +116,13 @@ class GpuRunner(ModelRunner):
             output = self._replay(scheduled, kept)
             if output is not None:
                 return output
-        return super().execute(scheduled, kept, scored, hidden)
+        count = sum(part.samples and not part.sequence.is_prefill_only for part in scheduled)
+        output = super().execute(scheduled, range(count), scored, hidden)
+        if len(kept) == count:
+            return output
+        # all were kept, and some are chosen by numbers on the device: a list of numbers would be waited for
+        places = [*kept, *range(count, count + len(scored))]
+        return replace(output, kept=places, logits=output.logits.index_select(0, self._row(places)))
 
     @torch.inference_mode()
     def keep(self, sequences: Sequence[Running], tokens: torch.Tensor) -> None:
