@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ from batchinfer.dataset.filesystem import Location
 from batchinfer.dataset.manifest import Manifest, ManifestFile, write_manifest
 from batchinfer.dataset.parquet_source import ParquetReader
 from batchinfer.dataset.row_groups import RowGroupWriter
-from batchinfer.dataset.schema import STATUS, own_metadata
+from batchinfer.dataset.schema import STATUS, STOPPED_AT, own_metadata
 from batchinfer.dataset.source import conform
+from batchinfer.dataset.stage_columns import count_stops, stops_table
 from batchinfer.dataset.staged_file import write_file
 from batchinfer.errors import BatchInferError
 from batchinfer.types import RowStatus
@@ -49,13 +51,14 @@ def finalize_output(
     input_fingerprint: Mapping[str, Any] | None = None,
     job: Mapping[str, Any] | None = None,
     metadata: Mapping[str, str] | None = None,
+    has_stages: bool = False,
 ) -> Manifest:
     """Finish an output whose shards are all committed; idempotent, and right again after a retry.
 
     Publishes what is not published yet, writes the single file if asked for, counts statuses, writes the manifest,
     sweeps garbage, writes ``_SUCCESS`` (in this order). ``output_schema`` is needed only for a job without rows, whose output is
     one file without rows. ``metadata`` goes into the footer of a single file,
-    over that of its first shard.
+    over that of its first shard. With ``has_stages`` the manifest's ``job`` also says at which stages rows ended.
 
     Raises:
         BatchInferError: a committed file is gone or does not have its rows.
@@ -70,14 +73,16 @@ def finalize_output(
         files = [_write_single(layout, ordered, num_rows, metadata)]
     else:
         files = [_published(layout, shard) for shard in ordered]
+    written = [layout.manifest.parent.child(file.name) for file in files]
+    stops = {STOPPED_AT: stops_table(_count_stops(written, prefix))} if has_stages else {}
     manifest = Manifest(
         job_id=layout.job_id,
         num_rows=num_rows,
         files=tuple(files),
-        counts=_count_statuses([layout.manifest.parent.child(file.name) for file in files], prefix),
+        counts=_count_statuses(written, prefix),
         prefix=prefix,
         input_fingerprint=dict(input_fingerprint or {}),
-        job=dict(job or {}),
+        job={**(job or {}), **stops},
     )
     write_manifest(layout.manifest, manifest)
     layout.sweep_garbage(garbage=garbage)
@@ -151,3 +156,12 @@ def _count_statuses(files: Sequence[Location], prefix: str) -> dict[str, int]:
                 for entry in pc.value_counts(batch.column(0)).to_pylist():
                     counts[entry["values"]] += entry["counts"]
     return counts
+
+
+def _count_stops(files: Sequence[Location], prefix: str) -> Counter[tuple[str, str]]:
+    stops: Counter[tuple[str, str]] = Counter()
+    for where in files:
+        with ParquetReader(where) as reader:
+            for batch in reader.iter_batches(0, reader.num_rows, [prefix + STATUS, prefix + STOPPED_AT], 1 << 16):
+                stops.update(count_stops(*batch.columns))
+    return stops

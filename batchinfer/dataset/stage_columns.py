@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchinfer.dataset.schema import ERROR_TYPE, FIXED_COLUMNS, OPTIONAL_COLUMNS, STOPPED_AT, USAGE_TYPE, USD_TYPE
 from batchinfer.dataset.text import replace_in_tree
@@ -13,8 +15,9 @@ from batchinfer.money import nanos_to_usd
 from batchinfer.types import Completion, RowStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
+    from batchinfer.dataset.staged_row import StagedRow
     from batchinfer.stages import Stage
     from batchinfer.types import RowError, Usage
 
@@ -55,6 +58,20 @@ def check_names(stages: Iterable[Stage]) -> None:
             )
 
 
+def stage_values(row: StagedRow, costs: Mapping[str, tuple[int, int | None]]) -> dict[str, Any]:
+    """Values of ``stopped_at`` and of the stages' columns, for a row that has ended.
+
+    ``costs`` are nano-dollars of the stages that the engine has run: metered, and at list price.
+    """
+    columns = {plan.stage.name: plan.columns for plan in row.program.plans}
+    values: dict[str, Any] = {STOPPED_AT: row.stopped_at, **row.verdicts}
+    for name, completion in row.answers.items():
+        values[name] = answer_value(completion, columns[name], *costs[name])
+    if row.error is not None and row.stopped_at not in row.answers and row.stage.generates:
+        values[row.stage.name] = answer_value(Completion("", RowStatus.ERRORED, error=row.error), (), 0, None)
+    return values
+
+
 def answer_value(
     completion: Completion, optional: Iterable[str], cost_nanos: int, list_nanos: int | None
 ) -> dict[str, Any]:
@@ -73,16 +90,31 @@ def answer_value(
     return dict(replace_in_tree(value)[0])
 
 
-def fault_value(error: RowError, list_nanos: int | None) -> dict[str, Any]:
-    """The struct of a stage that did not come to the engine."""
-    return answer_value(Completion("", RowStatus.ERRORED, error=error), (), 0, list_nanos)
-
-
 def error_value(error: RowError | None) -> dict[str, Any] | None:
     """An error as its struct."""
     if error is None:
         return None
     return {"code": error.code.value, "type": error.type, "message": error.message, "retryable": error.retryable}
+
+
+def count_stops(status: pa.Array, stopped_at: pa.Array) -> Counter[tuple[str, str]]:
+    """How many rows ended at each stage, and how; those that went through all are left out."""
+    text = pa.large_string()
+    tab = pa.scalar("\t", text)  # no name of a stage has one
+    pairs = pc.binary_join_element_wise(stopped_at.cast(text), status.cast(text), tab)
+    found: Counter[tuple[str, str]] = Counter()
+    for entry in pc.value_counts(pairs.drop_null()).to_pylist():
+        stage, _, how = entry["values"].partition("\t")
+        found[stage, how] += entry["counts"]
+    return found
+
+
+def stops_table(stops: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    """The same for people and manifests: stage, then status."""
+    table: dict[str, dict[str, int]] = {}
+    for (stage, how), number in sorted(stops.items()):
+        table.setdefault(stage, {})[how] = number
+    return table
 
 
 def usage_value(usage: Usage) -> dict[str, int]:

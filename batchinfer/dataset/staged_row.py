@@ -22,7 +22,7 @@ from batchinfer.dataset.template import (
 )
 from batchinfer.dataset.text import REPLACED, replace_surrogates
 from batchinfer.errors import InputError, InvalidSpecError, RowFailure
-from batchinfer.types import ErrorCode, Request, RowError, RowStatus
+from batchinfer.types import ErrorCode, Request, RowError, RowStatus, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -156,6 +156,16 @@ class StagedRow:
         if self.error is None:
             return None
         return replace(self.error, message=f"stage {self.stopped_at!r}: {self.error.message}")
+
+    @property
+    def last_answer(self) -> Completion | None:
+        """The answer of the last stage, once the row has gone through all."""
+        return next(reversed(self.answers.values()), None) if self.status is RowStatus.SUCCEEDED else None
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all stages so far."""
+        return sum((answer.usage for answer in self.answers.values()), Usage())
 
     def advance(self) -> Request | None:
         """The next request, past filters; None where the row ends."""

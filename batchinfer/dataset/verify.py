@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from batchinfer.dataset.filesystem import Location
 from batchinfer.dataset.layout import is_single_file, manifest_location
 from batchinfer.dataset.manifest import read_manifest
+from batchinfer.dataset.schema import STOPPED_AT
+from batchinfer.dataset.stage_columns import stops_table
 from batchinfer.dataset.verify_file import check_file
 from batchinfer.dataset.verify_input import compare_with_input
 from batchinfer.types import RowStatus
@@ -57,15 +59,20 @@ def verify(output: str, *, check_input: bool = True) -> VerifyReport:
     if not is_single_file(location.uri):
         problems += _strangers(folder, manifest)
     counts: Counter[str] = Counter({status.value: 0 for status in RowStatus})
+    stops: Counter[tuple[str, str]] = Counter()
+    has_stages = STOPPED_AT in manifest.job
     whole_files = []
     for entry in manifest.files:
-        found = check_file(folder.child(entry.name), entry, manifest.prefix)
+        found = check_file(folder.child(entry.name), entry, manifest.prefix, has_stages=has_stages)
         problems += found.problems
         counts.update(found.counts)
+        stops.update(found.stops)
         if found.has_all_rows:
             whole_files.append((entry, folder.child(entry.name)))
     if counts != Counter(manifest.counts):  # an older manifest does not have every status
         problems.append(f"the files have {_words(counts)}, but the manifest says {_words(manifest.counts)}")
+    if has_stages and stops_table(stops) != manifest.job[STOPPED_AT]:
+        problems.append(f"rows ended at stages {stops_table(stops)}, but the manifest says {manifest.job[STOPPED_AT]}")
     input_checked = False
     if check_input:
         input_checked, more = compare_with_input(manifest, whole_files)

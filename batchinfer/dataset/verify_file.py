@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchinfer.dataset.parquet_source import ParquetReader
-from batchinfer.dataset.schema import ROW_INDEX, STATUS
+from batchinfer.dataset.schema import ROW_INDEX, STATUS, STOPPED_AT
+from batchinfer.dataset.stage_columns import count_stops
 from batchinfer.errors import InputError
 from batchinfer.types import RowStatus
 
@@ -35,10 +36,12 @@ class FileFindings:
 
     problems: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    stops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Rows by the stage where they ended and their status, where the job had stages."""
     has_all_rows: bool = False
 
 
-def check_file(where: Location, entry: ManifestFile, prefix: str) -> FileFindings:
+def check_file(where: Location, entry: ManifestFile, prefix: str, *, has_stages: bool = False) -> FileFindings:
     """Check that a file is there with its size and hash, and that it has each of its rows exactly once."""
     findings = FileFindings()
     try:
@@ -53,8 +56,9 @@ def check_file(where: Location, entry: ManifestFile, prefix: str) -> FileFinding
     if changed:
         sizes = f"{size} bytes" if size == entry.num_bytes else f"{size} bytes instead of {entry.num_bytes}"
         findings.problems.append(f"{entry.name} was changed after it was finished: {sizes}, SHA-256 {sha256[:12]}...")
+    names = [ROW_INDEX, STATUS, *([STOPPED_AT] if has_stages else [])]
     try:
-        _check_rows(where, entry, prefix, findings)
+        _check_rows(where, entry, [prefix + name for name in names], findings)
     except InputError as error:
         findings.problems.append(error.message)
     if changed and findings.has_all_rows:
@@ -71,8 +75,7 @@ def _hash(where: Location) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _check_rows(where: Location, entry: ManifestFile, prefix: str, findings: FileFindings) -> None:
-    names = [prefix + ROW_INDEX, prefix + STATUS]
+def _check_rows(where: Location, entry: ManifestFile, names: list[str], findings: FileFindings) -> None:
     seen = _SeenRows(entry)
     with ParquetReader(where) as reader:
         absent = [name for name in names if name not in reader.schema.names]
@@ -87,6 +90,12 @@ def _check_rows(where: Location, entry: ManifestFile, prefix: str, findings: Fil
                 return
             for pair in pc.value_counts(batch.column(names[1])).to_pylist():
                 findings.counts[str(pair["values"])] += pair["counts"]
+            for name in names[2:]:
+                try:
+                    findings.stops.update(count_stops(batch.column(names[1]), batch.column(name)))
+                except pa.ArrowException:
+                    findings.problems.append(f"{entry.name}: column {name} holds no names of stages")
+                    return
     unknown = sorted(set(findings.counts) - {status.value for status in RowStatus})
     if unknown:
         findings.problems.append(f"{entry.name} has rows of unknown status {', '.join(unknown)}")

@@ -174,7 +174,7 @@ class Foresight:
 
         if spec.stages:
             raise InvalidSpecError(
-                "a job with stages is not foreseen: what its later stages read is not there yet. Run it with --limit "
+                "a job with stages is not foreseen: what its later stages read is not there yet. Run it with a limit "
                 "first; its report says what each row took",
                 param="stages",
             )

@@ -78,6 +78,13 @@ def prompt_config(spec: JobSpec, roots: Roots | None = None) -> PromptConfig:
     )
 
 
+def check_stage_templates(spec: JobSpec) -> None:
+    """Refuse stages that no input could make work. Raises InvalidSpecError, with the stage at fault."""
+    from batchinfer.dataset.staged_row import check_stages  # noqa: PLC0415 -- see prompt_config
+
+    check_stages(spec.stages, {stage.name: spec.stage_columns(stage) for stage in spec.stages})
+
+
 def result_schema(spec: JobSpec, input_schema: pa.Schema) -> ResultSchema:
     """The columns of a job's results.
 

@@ -10,6 +10,7 @@ from batchinfer.errors import ConflictError, InvalidSpecError
 from batchinfer.jobs.caller import Caller
 from batchinfer.jobs.ids import new_id
 from batchinfer.jobs.paths import check_model_exists, resolve_paths
+from batchinfer.jobs.planner import check_stage_templates
 from batchinfer.jobs.schedule_records import RunKind, RunState
 from batchinfer.jobs.schedule_spec import MissingInput, check_templates, frozen_job, parse_job, render_job, utc_now
 from batchinfer.jobs.schedule_store import ScheduleStore
@@ -70,6 +71,8 @@ class ScheduleService:
         job = _absolute(spec.job, base)
         date = calendar.after(self._now())
         sample = render_job(job, variables(calendar, date, run_id=new_id("run_"), schedule=spec.name))
+        if sample.stages:
+            check_stage_templates(sample)
         if self._shares_disk:
             check_model_exists(sample.model)
         clean = spec.model_copy(update={"cron": calendar.cron})

@@ -29,6 +29,7 @@ from batchinfer.jobs.model_use import model_use
 from batchinfer.jobs.models import known_models
 from batchinfer.jobs.money_service import MoneyService
 from batchinfer.jobs.paths import check_output_is_free, resolve_paths
+from batchinfer.jobs.planner import check_stage_templates
 from batchinfer.jobs.present import cost_view, error_page, event_view, job_view, output_of, worker_view
 from batchinfer.jobs.queue_lanes import WORKER_SILENCE, queue_lanes, why_it_waits
 from batchinfer.jobs.result_files import first_rows, results_view
@@ -503,9 +504,7 @@ def _check_guides(params: SamplingParams) -> None:
 
 def _check_stages(spec: JobSpec) -> None:
     """Refuse stages that no input could make work. Raises InvalidSpecError, with the stage at fault."""
-    from batchinfer.dataset.staged_row import check_stages  # noqa: PLC0415 -- pyarrow loads when it is used
-
-    check_stages(spec.stages, {stage.name: spec.stage_columns(stage) for stage in spec.stages})
+    check_stage_templates(spec)
     for stage in spec.stages:
         if not stage.generates:
             continue

@@ -46,15 +46,20 @@ def stored_rows(job: JobRecord, shards: Iterable[ShardRecord], row_indexes: Sequ
         wanted = [row for row in row_indexes[first:at] if row >= ranged.row_start]
         if wanted:
             try:
-                yield from rows_of_file(ranged.file.path, job.spec.column_prefix, ranged.row_start, wanted)
+                stages = [stage.name for stage in job.spec.stages]
+                yield from rows_of_file(ranged.file.path, job.spec.column_prefix, ranged.row_start, wanted, stages)
             except OSError as error:
                 raise InputError(f"the results cannot be read from this machine: {error}") from None
         if at == len(row_indexes):
             return
 
 
-def rows_of_file(path: str, prefix: str, row_start: int, wanted: Sequence[int]) -> Iterator[dict[str, Any]]:
+def rows_of_file(
+    path: str, prefix: str, row_start: int, wanted: Sequence[int], stages: Iterable[str] = ()
+) -> Iterator[dict[str, Any]]:
     """Result columns of the ``wanted`` rows, ascending, of a result file whose first row is ``row_start``.
+
+    ``stages`` are the names of a job's stages.
 
     Raises:
         OSError: it cannot be read.
@@ -67,7 +72,8 @@ def rows_of_file(path: str, prefix: str, row_start: int, wanted: Sequence[int]) 
     filesystem, inner = open_filesystem(path)
     with filesystem.open_input_file(inner) as stream:
         file = pq.ParquetFile(stream, pre_buffer=False)
-        columns = [prefix + name for name in RESULT_COLUMNS if prefix + name in file.schema_arrow.names]
+        names = dict.fromkeys((*RESULT_COLUMNS, *stages))
+        columns = [prefix + name for name in names if prefix + name in file.schema_arrow.names]
         row = row_start
         left = set(wanted)
         for number in range(file.metadata.num_row_groups):

@@ -121,6 +121,19 @@ def play_jobs(client, job, prompts):
         client.pause(job.id)
 
 
+def play_stages(client, job, prompts):
+    stages = [
+        {"name": "draft", "prompt": "say {{ prompt }}"},
+        {"name": "keep", "filter": "'row 1' in prompt"},
+        {"name": "judge", "prompt": "judge {{ draft.output }}"},
+    ]
+    submitted = client.submit(JobSpec(inputs=str(prompts), model="org/fake", stages=stages))
+    done = client.wait(submitted.job.id, poll_s=0.1, timeout_s=60)
+    assert (done.rows.succeeded, done.rows.filtered, done.rows.errored) == (3, 9, 1)
+    assert [row.row_index for row in client.rows(done.id, status="filtered", limit=3).data] == [0, 2, 3]
+    assert client.verify(done.id).counts["filtered"] == 9
+
+
 def play_changes(client, job, prompts):
     waiting = client.clone(job.id, {"model": "org/nobody", "pool": "elsewhere", "inputs": [str(prompts)]})
     assert (waiting.is_new, waiting.job.model, waiting.job.name) == (True, "org/nobody", "verbs")
@@ -207,7 +220,17 @@ def play_fleet(client, job, prompts):
     assert client.models.get(job.model).id == job.model
 
 
-PLAYS = [play_ahead, play_jobs, play_changes, play_schedules, play_webhooks, play_access, play_money, play_fleet]
+PLAYS = [
+    play_ahead,
+    play_jobs,
+    play_stages,
+    play_changes,
+    play_schedules,
+    play_webhooks,
+    play_access,
+    play_money,
+    play_fleet,
+]
 
 
 def test_every_operation_has_a_method_of_the_client(client, server, job, prompts, asked):

@@ -134,3 +134,38 @@ def test_a_real_row_with_samples_and_logprobs_is_equal_to_the_bit(tmp_path):
     report = replay(job, 1)
     assert report["equal"], json.dumps(report["differences"])
     assert {"token_ids", "logprobs", "samples"} <= set(report["compared"])
+
+
+def test_a_row_of_several_stages_is_run_through_all_of_them(tmp_path, model, monkeypatch):
+    """Succeeded, filtered, failed in the second stage; a changed word in a stage's answer is found."""
+    monkeypatch.setenv("BATCHINFER_ENGINE_FACTORY", FAKE)
+    stages = [
+        {"name": "draft", "prompt": "say {{ text }} SEED", "sampling": {"temperature": 1}},
+        {"name": "keep", "filter": "text != 'dull'"},
+        {"name": "judge", "prompt": "judge {{ draft.output }} SEED", "sampling": {"temperature": 1}},
+    ]
+    (tmp_path / "stages.json").write_text(json.dumps(stages))
+    pq.write_table(pa.table({"text": ["one", "dull", "ERROR"]}), tmp_path / "in.parquet")
+    run = batchinfer(
+        "run", tmp_path / "in.parquet", "--model", model, "--output", tmp_path / "out", "--stages",
+        tmp_path / "stages.json", "--seed", 7, "--json", exit_code=3,
+    )  # fmt: skip
+    job = run.json["job"]["id"]
+    assert {name: count for name, count in run.json["job"]["rows"].items() if count} == {
+        "total": 3, "succeeded": 1, "errored": 1, "filtered": 1,
+    }  # fmt: skip
+    for row, status in enumerate(("succeeded", "filtered", "errored")):
+        report = replay(job, row)
+        assert (report["equal"], report["status"], report["notes"]) == (True, status, [])
+        assert report["compared"][-4:] == ["stopped_at", "draft", "keep", "judge"]
+    path = tmp_path / "out" / "shard-00000.parquet"
+    table = pq.read_table(path)
+    values = table["draft"].to_pylist()
+    seeds = {word for word in f"{values[0]['output']} {table['output'][0]}".split() if word.startswith("seed=")}
+    assert len(seeds) == 2, "each stage draws with a seed of its own"
+    values[0]["output"] += "!"
+    at = table.schema.get_field_index("draft")
+    pq.write_table(table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type)), path)
+    (difference,) = replay(job, 0, exit_code=1)["differences"]
+    assert difference["column"] == "draft"
+    assert difference["stored"]["output"] == difference["replayed"]["output"] + "!"

@@ -337,3 +337,47 @@ def test_keys_and_tenants_over_rest(client, service):
     assert old["replaced_by"] == rotated.json()["id"]
     assert client.delete(f"/v1/keys/{made.json()['id']}", headers=headers).json()["revoked_at"]
     assert client.post("/v1/keys", headers=headers, json={"platform": True}).status_code == 403
+
+
+# -- stages -----------------------------------------------------------------------------------------------------------
+STAGES = [
+    {"name": "draft", "prompt": "say {{ topic }}", "sampling": {"max_tokens": 9}},
+    {"name": "keep", "filter": "draft.output | length > 3"},
+    {"name": "judge", "prompt": "judge {{ draft.output }}", "guided_choice": ["yes", "no"]},
+]
+
+
+def test_a_job_of_stages_is_stored_and_cloned_as_it_was(client, service, spec):
+    job_id = submit(client, spec | {"stages": STAGES, "temperature": 0.5})
+    clone = client.post(f"/v1/jobs/{job_id}/clone", json={"max_tokens": 5}).json()["id"]
+    old, new = (service.ledger.get_job(found).spec for found in (job_id, clone))
+    assert [stage.name for stage in old.stages] == ["draft", "keep", "judge"]
+    assert new.stages == old.stages
+    assert [old.stage_params(stage).max_tokens for stage in old.stages] == [9, 256, 256]
+    assert [new.stage_params(stage).max_tokens for stage in new.stages] == [9, 5, 5]
+    filtered = client.get(f"/v1/jobs/{job_id}").json()["rows"]["filtered"]
+    assert filtered == 0
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ([*STAGES, STAGES[0]], "stage 'draft': there is a stage of that name already"),
+        (STAGES[::-1], "stage 'judge': it uses the stage 'draft', which comes after it"),
+        ([STAGES[0] | {"prompt": "{{ topic"}], "stage 'draft': template, line 1"),
+        ([STAGES[0] | {"guided_regex": "("}], "stage 'draft': guided_regex: "),
+        ("stages.yaml", "stages is not a list"),
+    ],
+)
+def test_wrong_stages_are_refused_at_submit(client, spec, stages, words):
+    answer = client.post("/v1/jobs", json=spec | {"stages": stages})
+    assert answer.status_code in (400, 422)
+    assert words in answer.json()["error"]["message"]
+    assert client.get("/v1/jobs").json()["data"] == []
+
+
+def test_a_job_of_stages_is_not_foreseen(client, spec):
+    for verb in ("estimate", "explain"):
+        answer = client.post(f"/v1/jobs:{verb}", json=spec | {"stages": STAGES})
+        assert answer.status_code == 422
+        assert "with a limit first" in answer.json()["error"]["message"]

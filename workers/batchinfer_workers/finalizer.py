@@ -67,6 +67,7 @@ def _publish(ledger: Ledger, job: JobRecord, results: list[ShardResultFile]) -> 
         input_fingerprint=job.fingerprint,
         job=_describe(job),
         metadata=output_metadata(job),
+        has_stages=bool(job.spec.stages),
     )
     if job.spec.reuse_results:
         write_key_index(ledger, job, layout, manifest)

@@ -6,13 +6,14 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from batchinfer.dataset.prompt import RowReader
-from batchinfer.dataset.schema import REUSED_FROM, ROW_KEY, ResultRow, ResultSchema
+from batchinfer.dataset.schema import REUSED_FROM, ROW_KEY, ResultRow
 from batchinfer.dataset.source import InputSource
+from batchinfer.dataset.stage_columns import stage_values
+from batchinfer.dataset.stage_reader import row_reader
 from batchinfer.engine.model_identity import model_revision
 from batchinfer.engine.process import EngineProcess
 from batchinfer.errors import ConflictError
-from batchinfer.jobs.planner import prompt_config
+from batchinfer.jobs.planner import prompt_config, result_schema
 from batchinfer.jobs.stored_row import stored_row
 from batchinfer.types import RowStatus
 from batchinfer_workers.engine_config import engine_config
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from batchinfer.dataset.prompt import RowInput
+    from batchinfer.dataset.staged_row import StagedRow
     from batchinfer.jobs.records import JobRecord, ShardRecord
     from batchinfer.settings import Settings
     from batchinfer.types import Completion, Request
@@ -75,19 +77,20 @@ def replay_row(
         InputError: ``input_changed``: the row's file is not what it was.
         ModelError, EngineError: the engine cannot be loaded, or died.
     """
-    if job.spec.stages:
-        raise ConflictError(f"job {job.id} has stages, and a replay runs one request: this is not possible yet")
     stored = stored_row(job, shards, row_index)
     if stored["status"] in NEVER_RAN:
         raise ConflictError(f"row {row_index} never ran: it is {stored['status']}", code="row_never_ran")
     notes = _check_model(job)
     source = InputSource.reopen(job.fingerprint)
     row = _read_row(job, source, row_index)
-    schema = ResultSchema(source.schema, job.spec.column_prefix, job.spec.result_columns())
-    if row.request is None:
+    schema = result_schema(job.spec, source.schema)
+    if row.request is not None:
+        tell(f"loading {job.model}")
+    if row.staged is not None:
+        replayed = _run_stages(job, row, row.staged, settings)
+    elif row.request is None:
         replayed = _unrun(job, row)
     else:
-        tell(f"loading {job.model}")
         replayed = _result(job, row, _run(job, row.request, settings))
     values = schema.to_batch([replayed]).to_pylist()[0]
     again = {name.removeprefix(schema.prefix): value for name, value in values.items()}
@@ -115,25 +118,52 @@ def _check_model(job: JobRecord) -> tuple[str, ...]:
 
 
 def _read_row(job: JobRecord, source: InputSource, row_index: int) -> RowInput:
-    reader = RowReader(prompt_config(job.spec), source.schema)
+    reader = row_reader(prompt_config(job.spec), source.schema)
     first, batch = next(iter(source.iter_batches(row_index, row_index + 1, reader.columns, 1)))
     return reader.read(batch, first)[0]
 
 
-def _run(job: JobRecord, request: Request, settings: Settings) -> Completion:
-    params = with_seed(request.params, job.spec.seed, int(request.request_id))
-    alone = replace(request, params=params)
-    engine = EngineProcess(
+def _engine(job: JobRecord, settings: Settings) -> EngineProcess:
+    return EngineProcess(
         settings.engine_factory,
         engine_config(job.spec, settings),
         stall_seconds=settings.stall_seconds,
         load_timeout_seconds=settings.load_seconds,
     )
-    with engine:
-        engine.submit([alone])
-        while not (found := engine.poll(_POLL_SECONDS)):
-            pass
-        return found[0]
+
+
+def _run(job: JobRecord, request: Request, settings: Settings) -> Completion:
+    with _engine(job, settings) as engine:
+        return _ask(engine, request, job.spec.seed)
+
+
+def _ask(engine: EngineProcess, request: Request, seed: int | None) -> Completion:
+    engine.submit([replace(request, params=with_seed(request.params, seed, int(request.request_id)))])
+    while not (found := engine.poll(_POLL_SECONDS)):
+        pass
+    return found[0]
+
+
+def _run_stages(job: JobRecord, row: RowInput, staged: StagedRow, settings: Settings) -> ResultRow:
+    """One stage after the other; a row that a filter ends at once needs no engine."""
+    request = row.request
+    if request is not None:
+        with _engine(job, settings) as engine:
+            while request is not None:
+                request = staged.take(_ask(engine, request, staged.stage.seed(job.spec.seed)))
+    assert staged.status is not None
+    last = staged.last_answer
+    return ResultRow(
+        row.row_index,
+        staged.status,
+        job.model,
+        1,
+        output=last.text if last else None,
+        finish_reason=last.finish_reason if last else None,
+        error=staged.named_error,
+        usage=staged.usage,
+        extra=stage_values(staged, dict.fromkeys(staged.answers, (0, None))),
+    )
 
 
 def _unrun(job: JobRecord, row: RowInput) -> ResultRow:
@@ -158,9 +188,10 @@ def _result(job: JobRecord, row: RowInput, completion: Completion) -> ResultRow:
 
 def _columns(job: JobRecord, stored: Mapping[str, Any]) -> tuple[str, ...]:
     """Columns that say what the answer was; of a row that failed, why."""
+    stages = ("stopped_at", *(stage.name for stage in job.spec.stages)) if job.spec.stages else ()
     if stored["status"] == RowStatus.ERRORED:
-        return ("status", "error")
-    optional = [name for name in job.spec.result_columns() if name not in NOT_ANSWERS and name in stored]
+        return ("status", "error", *stages)
+    optional = stages or [name for name in job.spec.result_columns() if name not in NOT_ANSWERS and name in stored]
     usage = [] if stored["status"] == RowStatus.DEDUPLICATED else ["usage"]
     return ("status", "output", "finish_reason", *usage, *optional)
 
@@ -174,6 +205,8 @@ def _comparable(name: str, row: Mapping[str, Any]) -> Any:
         return {"prompt_tokens": value["prompt_tokens"], "completion_tokens": value["completion_tokens"]}
     if name == "error" and value:
         return value["code"]
+    if isinstance(value, dict) and "cost_usd" in value:  # the answer of a stage
+        return {part: _comparable(part, value) for part in value if part not in ("cost_usd", "list_cost_usd")}
     return value
 
 

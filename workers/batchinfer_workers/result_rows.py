@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from batchinfer.dataset.schema import REUSED_FROM, ROW_KEY, STOPPED_AT, ResultRow
-from batchinfer.dataset.stage_columns import answer_value, fault_value
+from batchinfer.dataset.schema import REUSED_FROM, ROW_KEY, ResultRow
+from batchinfer.dataset.stage_columns import stage_values
 from batchinfer.money import DeviceMeter
-from batchinfer.types import ErrorCode, FinishReason, RowError, RowStatus, Usage
+from batchinfer.types import ErrorCode, FinishReason, RowError, RowStatus
 from batchinfer_workers.engine_session import row_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from batchinfer.jobs.leases import Lease
     from batchinfer.money import Price
     from batchinfer.sampling_params import SamplingParams
-    from batchinfer.types import Completion
+    from batchinfer.types import Completion, Usage
 
 _CLOSED = {
     RowStatus.CANCELLED: RowError(ErrorCode.JOB_CANCELLED, "the job was cancelled before this row ran"),
@@ -80,24 +80,26 @@ class ResultRows:
 
     def staged(self, row: StagedRow) -> ResultRow:
         """Outcome of a row that has come to its end, with a column for each stage; its cost is the sum of theirs."""
-        extra: dict[str, Any] = {STOPPED_AT: row.stopped_at, **row.verdicts}
-        columns = {plan.stage.name: plan.columns for plan in row.program.plans}
-        usage, cost_nanos = Usage(), 0
-        list_nanos = 0 if self._price else None
-        for name, completion in row.answers.items():
-            cost, listed = self._meter.charge(completion.device_ns), self._list_nanos(completion.usage)
-            extra[name] = answer_value(completion, columns[name], cost, listed)
-            usage, cost_nanos = usage + completion.usage, cost_nanos + cost
-            list_nanos = None if listed is None or list_nanos is None else list_nanos + listed
-        if row.error is not None and row.stopped_at not in row.answers and row.stage.generates:
-            extra[row.stage.name] = fault_value(row.error, 0 if self._price else None)
+        costs = {
+            name: (self._meter.charge(answer.device_ns), self._list_nanos(answer.usage))
+            for name, answer in row.answers.items()
+        }
+        last = row.last_answer
         assert row.status is not None
-        last = next(reversed(row.answers.values()), None) if row.status is RowStatus.SUCCEEDED else None
         return ResultRow(
-            row.row_index, row.status, self._model, self._attempt,
-            output=last.text if last else None, finish_reason=last.finish_reason if last else None, error=row.named_error, usage=usage,
-            cost_nanos=cost_nanos, list_cost_nanos=list_nanos, warnings=row.warnings, extra=extra,
-        )  # fmt: skip
+            row_index=row.row_index,
+            status=row.status,
+            model=self._model,
+            attempt=self._attempt,
+            output=last.text if last else None,
+            finish_reason=last.finish_reason if last else None,
+            error=row.named_error,
+            usage=row.usage,
+            cost_nanos=sum(metered for metered, _ in costs.values()),
+            list_cost_nanos=sum(listed or 0 for _, listed in costs.values()) if self._price else None,
+            warnings=row.warnings,
+            extra=stage_values(row, costs),
+        )
 
     def _list_nanos(self, usage: Usage) -> int | None:
         """At list price, where the model has one."""

@@ -17,6 +17,7 @@ from batchinfer.jobs.status import JobState
         (["succeeded"] * 3, "succeeded"),
         (["succeeded", "skipped", "deduplicated"], "succeeded"),
         (["skipped"] * 3, "succeeded"),
+        (["succeeded", "filtered", "filtered"], "succeeded"),
         (["succeeded", "errored", "skipped"], "partial"),
         (["errored"] * 3, "none"),
         (["errored", "skipped", "skipped"], "none"),

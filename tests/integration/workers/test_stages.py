@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchinfer.dataset.manifest import read_manifest
+from batchinfer.dataset.verify import verify
 from batchinfer.jobs.present import job_view
 from batchinfer.jobs.speed import Speed
 from batchinfer.jobs.status import JobState, Outcome
@@ -16,6 +17,7 @@ from batchinfer.money import Price, usd_to_nanos
 from batchinfer.types import Usage
 from tests.fakes import answer
 from tests.processes import Process
+from tests.tiny_model import write_tiny_model
 
 from .test_partial_rows import wait_for
 
@@ -39,7 +41,7 @@ def table(count, **topics):
 def check_stages(bench, job_id, names=("draft", "judge")):
     """What :meth:`Bench.check` does, and that the stages' parts are the row's whole, to the nano-dollar."""
     job = bench.check(job_id)
-    for row in bench.rows(job_id):
+    for row in bench.rows(job_id) if names else ():
         parts = [row[name] for name in names if row[name] is not None]
         assert row["cost_usd"] == sum(part["cost_usd"] for part in parts)
         total = sum((Usage(**part["usage"]) for part in parts), Usage())
@@ -80,10 +82,26 @@ def test_rows_go_through_the_stages(bench):
     counts = {"succeeded": 14, "errored": 2, "filtered": 14}
     assert {name: number for name, number in job.counts.as_dict().items() if number} == counts
     assert {name: number for name, number in read_manifest(job.output).counts.items() if number} == counts
+    assert read_manifest(job.output).job["stopped_at"] == {"draft": {"errored": 2}, "keep": {"filtered": 14}}
     view = job_view(job, Speed(None, None, None)).rows
     assert (view.filtered, view.remaining) == (14, 0)
     assert sum(usd_to_nanos(row["list_cost_usd"]) for row in rows) == job.list_nanos > 0
     assert sum(bench.calls().values()) == 30 + 14
+
+
+def test_verify_recounts_where_rows_ended(bench):
+    """Somebody changed the stage of a filtered row: the file's hash says so, and so do the sums."""
+    job = bench.run(bench.submit(table(6), stages=STAGES, output=str(bench.folder / "out.parquet")))
+    assert verify(job.output).ok
+    found = pq.read_table(job.output)
+    at = found.schema.get_field_index("stopped_at")
+    changed = ["judge" if row == 1 else name for row, name in enumerate(found["stopped_at"].to_pylist())]
+    pq.write_table(found.set_column(at, found.schema.field(at), pa.array(changed, pa.large_string())), job.output)
+    problems = verify(job.output).problems
+    assert problems[-1] == (
+        "rows ended at stages {'judge': {'filtered': 1}, 'keep': {'filtered': 2}}, "
+        "but the manifest says {'keep': {'filtered': 3}}"
+    )
 
 
 def test_a_job_that_filters_all_of_its_rows_is_green_and_one_filter_first_costs_nothing(bench):
@@ -167,3 +185,39 @@ def test_what_the_input_does_not_have_fails_the_job_before_it_costs_anything(ben
     assert words in job.error_message
     assert not list(Path(bench.folder).rglob("*.part"))
     assert pq.read_table(bench.folder / "input.parquet").num_rows == 5
+
+
+def test_stages_give_the_bytes_of_separate_jobs(bench, tmp_path):
+    """A real engine, by hand: a job that drafts, its answers as a column of a second job that judges them."""
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    draft = {"template": "w5 w17 w33 {{ topic }}", "max_tokens": 9, "temperature": 0.8, "seed": 11}
+    judge = {"template": "w5 w17 w33 w2 {{ draft }} {{ topic }}", "max_tokens": 6, "include_columns": ["logprobs"]}
+    topics = [f"w{3 + 7 * row % 90} w{row}" for row in range(12)]
+    common = {"model": model, "ignore_eos": True, "shard_rows": 5, "include_token_ids": True}
+    settings = {
+        "engine_factory": "batchinfer.engine.engine:create_engine", "database_url": bench.database_url, "tick_seconds": 0.1,
+    }  # fmt: skip
+    stages = [
+        {"name": "draft", "prompt": draft["template"], "sampling": {"max_tokens": 9, "temperature": 0.8, "seed": 11}},
+        {"name": "keep", "filter": "draft.usage.completion_tokens == 9 and draft.output.split()[0] != dull"},
+        {"name": "judge", "prompt": judge["template"].replace("{{ draft", "{{ draft.output"), "sampling": {"max_tokens": 6, "logprobs": 0}},
+    ]  # fmt: skip
+
+    def run(rows, name, **spec):
+        job_id = bench.submit(rows, output=str(bench.folder / name), file=f"{name}.parquet", **common, **spec)
+        wait_for(lambda: bench.ledger.get_job(job_id).state.is_terminal)
+        return check_stages(bench, job_id, [name for name in ("draft", "judge") if "stages" in spec])
+
+    with Process("worker", **settings):
+        drafts = bench.rows(run(pa.table({"topic": topics}), "drafts", **draft).id)
+        texts = [row["output"] for row in drafts]
+        assert len(set(texts)) == 12
+        judges = bench.rows(run(pa.table({"topic": topics, "draft": texts}), "judges", **judge, logprobs=0).id)
+        dull = [texts[row].split()[0] if row in (2, 7) else "" for row in range(12)]
+        staged = bench.rows(run(pa.table({"topic": topics, "dull": dull}), "staged", stages=stages).id)
+    for index, (row, first, second) in enumerate(zip(staged, drafts, judges, strict=True)):
+        assert (row["draft"]["output"], row["draft"]["token_ids"]) == (first["output"], first["token_ids"])
+        assert row["status"] == ("filtered" if index in (2, 7) else "succeeded")
+        if index not in (2, 7):
+            for column in ("output", "token_ids", "logprobs", "finish_reason"):
+                assert row["judge"][column] == second[column]
