@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 # the parent's import path, as `multiprocessing` hands it on; -c because the path must be set before the import
-_BOOT = "import sys; sys.path[:] = {path!r}; from batchinfer.engine.process_child import main; main({read}, {write})"
+_BOOT = "import sys; sys.path[:] = {path!r}; from {module} import main; main({read}, {write})"
 _TAIL_LINES = 8
 _TAIL_CHARACTERS = 1500
 _LAST_OUTPUT_SECONDS = 1.0
@@ -32,23 +32,31 @@ _log = logging.getLogger(__name__)
 
 
 class ChildProcess:
-    """A Python process started afresh (nothing of the parent's memory), in a session of its own.
+    """A Python process started afresh (nothing of the parent's memory), in a session of its own unless it is told.
 
-    ``on_message`` is called with each message, ``on_end`` once after the last; both from a thread of this object.
+    It runs ``main`` of ``module``. ``on_message`` is called with each message, ``on_end`` once after the last; both from a thread of this object.
 
     Raises:
         EngineDiedError: the process cannot be started.
     """
 
-    def __init__(self, on_message: Callable[[dict[str, Any]], None], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_message: Callable[[dict[str, Any]], None],
+        on_end: Callable[[], None],
+        *,
+        module: str = "batchinfer.engine.process_child",
+        has_own_session: bool = True,
+    ) -> None:
         self._on_message = on_message
         self._on_end = on_end
+        self._has_own_session = has_own_session
         self._outbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         child_reads, parent_writes = os.pipe()
         parent_reads, child_writes = os.pipe()
         try:
-            self._process = _spawn(child_reads, child_writes)
+            self._process = _spawn(module, child_reads, child_writes, has_own_session=has_own_session)
         except OSError as error:
             os.close(parent_writes)
             os.close(parent_reads)
@@ -84,9 +92,12 @@ class ChildProcess:
         return True
 
     def kill(self) -> None:
-        """End the process and all that it started, at once."""
+        """End the process at once, and all that it started if the session is its own."""
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            if self._has_own_session:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
@@ -132,14 +143,14 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return dict(environment) if chosen else {**environment, "GOMP_SPINCOUNT": SPIN_COUNT}
 
 
-def _spawn(read_fd: int, write_fd: int) -> subprocess.Popen[bytes]:
+def _spawn(module: str, read_fd: int, write_fd: int, *, has_own_session: bool) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 -- our own interpreter and our own code
-        [sys.executable, "-c", _BOOT.format(path=sys.path, read=read_fd, write=write_fd)],
+        [sys.executable, "-c", _BOOT.format(path=sys.path, module=module, read=read_fd, write=write_fd)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=(read_fd, write_fd),
         env=child_environment(os.environ),
         # Ctrl-C in a terminal goes to the whole foreground group; and a group can be killed as one
-        start_new_session=True,
+        start_new_session=has_own_session,
     )

@@ -67,6 +67,8 @@ class EngineConfig:
     """From it and the request id the seed of an unseeded row is derived."""
     device: str = "auto"
     """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU where there is one."""
+    tensor_parallel_size: int = 1
+    """Devices of this machine over which the model's weights and KV cache are divided, a process each."""
     cache_dir: str | None = None
     """Where converted tokenizers and downloads are kept; None is the library's default."""
 
@@ -114,6 +116,7 @@ _LEAST = {
     "num_kv_blocks": 1,
     "kv_cache_bytes": 1,
     "adapter_cache_bytes": 0,
+    "tensor_parallel_size": 1,
     "seed": 0,
 }
 

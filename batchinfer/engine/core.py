@@ -16,7 +16,7 @@ from batchinfer.engine.recovery import Recovery
 from batchinfer.engine.sampler import Sampler, SamplingRow
 from batchinfer.engine.scoring import Unscored, score_answers
 from batchinfer.engine.stats import EngineStats
-from batchinfer.errors import RowFailure
+from batchinfer.errors import EngineError, RowFailure
 from batchinfer.types import Completion, ErrorCode, FinishReason, RowError, RowStatus
 
 if TYPE_CHECKING:
@@ -76,12 +76,15 @@ class EngineCore:
         about: Mapping[str, str] = MappingProxyType({}),
         profile: Callable[[], Mapping[str, int]] = dict,
         bound: StepBound | None = None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """``about`` are the statistics that do not change: ``kernels``, ``layers``, ``recipe``; ``profile`` the runner's.
 
-        ``bound`` says how fast the device could be; None if that is not known.
+        ``bound`` says how fast the device could be; None if that is not known. ``on_close`` is called when the engine
+        is closed, each time.
         """
         self._bound = bound
+        self._on_close = on_close
         self._profile = profile
         self._runner: Runner | None = runner
         self._scheduler = scheduler
@@ -185,6 +188,7 @@ class EngineCore:
         """Drop model and cache."""
         self._runner = None
         self._masks.close()
+        self._on_close()
 
     def _compute(self) -> None:
         """Schedule, run, charge; then let go of the rows that ended."""
@@ -232,6 +236,8 @@ class EngineCore:
             head = guessed.first(whole)
             tokens = self._sampler.choose(head, rows)
             scores = [*unscored.scores(scored), *score_answers(head, sampling, tokens)]
+        except EngineError:  # not a row's doing
+            raise
         except Exception as error:  # noqa: BLE001 -- whatever a model or device raises must cost at most one row
             return self._recover(output, error)
         self._stats.model_ns += computed - started

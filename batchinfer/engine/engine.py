@@ -19,6 +19,9 @@ from batchinfer.engine.ingest import Ingest
 from batchinfer.engine.lengths import LengthHistory
 from batchinfer.engine.memory import give_back_memory
 from batchinfer.engine.model_runner import ModelRunner, cache_dtype, layer_shapes
+from batchinfer.engine.parallel.devices import config_of_rank, place_weights
+from batchinfer.engine.parallel.lead_runner import LeadRunner
+from batchinfer.engine.parallel.ranks import Ranks
 from batchinfer.engine.probe import probe_layers
 from batchinfer.engine.sampler import Sampler
 from batchinfer.engine.scheduler import Scheduler
@@ -27,6 +30,7 @@ from batchinfer.engine.startup import start_up
 from batchinfer.errors import ModelError
 from batchinfer.model_kind import ModelKind, model_kind, sentence_config
 from batchinfer.models.load import LoadedModel, find_model, load_model
+from batchinfer.models.parallel.shard import Shard
 from batchinfer.tasks import Pooling
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
     from batchinfer.engine.generate import Prompt
     from batchinfer.engine.gpu.pipeline import QueueingRunner
+    from batchinfer.models.parallel.peers import Peers
     from batchinfer.sampling_params import SamplingParams
     from batchinfer.types import Completion
 
@@ -51,7 +56,10 @@ def create_engine(config: EngineConfig) -> EngineCore | EncoderEngine:
     """
     register_attention()
     folder = find_model(config)[0]
-    if folder.is_dir() and model_kind(folder) is not ModelKind.DECODER:
+    is_decoder = not folder.is_dir() or model_kind(folder) is ModelKind.DECODER
+    if config.tensor_parallel_size > 1:
+        return _create_parallel_engine(config, is_decoder=is_decoder)
+    if not is_decoder:
         return create_encoder_engine(config)
     model = load_model(config, ATTENTION_NAME, may_defer=True)
     engine = build_engine(model, config, owns_model=True, calibrate=config.calibrate)
@@ -60,15 +68,44 @@ def create_engine(config: EngineConfig) -> EngineCore | EncoderEngine:
     return engine
 
 
+def _create_parallel_engine(config: EngineConfig, *, is_decoder: bool) -> EngineCore:
+    """The engine of rank 0, and the processes of the others."""
+    if not is_decoder:
+        raise ModelError(
+            f"{config.model} is an encoder, which runs on one device; use tensor_parallel_size 1, and a worker a device",
+            param="tensor_parallel_size",
+        )
+    own = config_of_rank(config, 0)
+    # the weights stay in their files: what can be refused is refused before processes start
+    loaded = load_model(own, ATTENTION_NAME, may_defer=True, shard=Shard(0, config.tensor_parallel_size))
+    ranks = Ranks(config, loaded.device)
+    try:
+        with ranks.together():
+            place_weights(loaded)
+            engine = build_engine(loaded, own, owns_model=True, ranks=ranks)
+    except BaseException:
+        ranks.close()
+        raise
+    del loaded
+    give_back_memory()
+    return engine
+
+
 def build_engine(
-    loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False, calibrate: bool = False
+    loaded: LoadedModel,
+    config: EngineConfig,
+    *,
+    owns_model: bool = False,
+    calibrate: bool = False,
+    ranks: Ranks | None = None,
 ) -> EngineCore:
     """An engine around a model that is loaded already; with ``owns_model`` the model is of no use to others after.
 
     With ``calibrate`` what is not known of its speed here is measured first; but not on a queueing runner, whose cache was
-    sized for a token budget already.
+    sized for a token budget already. With ``ranks`` the model is rank 0's share, and the engine ends them when it is
+    closed.
     """
-    runner = make_runner(loaded, config, owns_model=owns_model)
+    runner = make_runner(loaded, config, owns_model=owns_model, peers=None if ranks is None else ranks.peers)
     found = start_up(runner, loaded, config) if calibrate and not runner.is_queueing else None
     calibration = found.calibration if found else Calibration()
     runner.share_prefixes(calibration.least_shared())
@@ -96,7 +133,16 @@ def build_engine(
     sampler = Sampler(loaded.eos_token_ids)
     bound = found.bound if found else None
     if not runner.is_queueing or scheduler.speculator is not None:
-        return EngineCore(runner, scheduler, ingest, sampler, about=runner.about, profile=runner.profile, bound=bound)
+        return EngineCore(
+            runner if ranks is None else LeadRunner(runner, ranks),
+            scheduler,
+            ingest,
+            sampler,
+            about=runner.about,
+            profile=runner.profile,
+            bound=bound,
+            on_close=ranks.close if ranks else lambda: None,
+        )
     # on a CPU, where only tests have a queueing runner, nothing is gained
     overlaps = loaded.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
     queueing = cast("QueueingRunner", runner)
@@ -122,12 +168,16 @@ def _pipelined(
     )
 
 
-def make_runner(loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False) -> ModelRunner:
-    """The runner for the model's device.
+def make_runner(
+    loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False, peers: Peers | None = None
+) -> ModelRunner:
+    """The runner for the model's device; with ``peers`` for a rank's share, every step kernel by kernel.
 
     Raises:
         ModelError: as :class:`ModelRunner`, or ``async_scheduling`` is asked for where it cannot be.
     """
+    if peers is not None:
+        return ModelRunner(loaded, config, owns_model=owns_model, peers=peers)
     wants_triton = config.attention_backend == "triton"
     if wants_triton or (config.attention_backend == "auto" and loaded.device.type == "cuda"):
         register_attention()

@@ -16,6 +16,7 @@ from batchinfer.errors import ModelError
 from batchinfer.models.deferred import read_all
 from batchinfer.models.fused.convert import convert
 from batchinfer.models.fused.families import FAMILIES, describe
+from batchinfer.models.parallel.modules import share_modules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from batchinfer.models.fused.adapted import AdapterGroup, AdapterSlots
     from batchinfer.models.fused.spec import LayerAttention
     from batchinfer.models.load import LoadedModel
+    from batchinfer.models.parallel.peers import Peers
 
 PROFILE_STEPS = 32
 """One step in so many is timed in parts."""
@@ -132,8 +134,9 @@ class FusedPass:
 
     name = "fused"
 
-    def __init__(self, decoder: Any, recipe: str = "") -> None:
+    def __init__(self, decoder: Any, recipe: str = "", *, takes_adapters: bool = True) -> None:
         self._decoder = decoder
+        self._takes_adapters = takes_adapters
         self.recipe = recipe
         self._spent: dict[str, int] = {}
         self._timed = decoder.timed(self._spent)
@@ -141,10 +144,10 @@ class FusedPass:
         self._profiled_ns = 0
 
     @property
-    def adapters(self) -> AdapterSlots:
+    def adapters(self) -> AdapterSlots | None:
         """See :class:`ForwardPass`."""
         slots: AdapterSlots = self._decoder.adapters
-        return slots
+        return slots if self._takes_adapters else None
 
     def profile(self) -> dict[str, int]:
         """See :meth:`ForwardPass.profile`."""
@@ -181,10 +184,12 @@ def choose_forward(
     quantization: str = "none",
     *,
     owns_model: bool = False,
+    peers: Peers | None = None,
 ) -> ForwardPass:
     """The fastest way this model can run on this attention.
 
-    With ``owns_model`` its weights are given up as the fused layers take them over.
+    With ``owns_model`` its weights are given up as the fused layers take them over. With ``peers`` it is a rank's share
+    of a model.
 
     Raises:
         ModelError: quantisation is asked for, and the model has no fused layers to quantise.
@@ -194,9 +199,9 @@ def choose_forward(
         spec = describe(loaded.model, layers, loaded.max_model_len)
     if isinstance(attention, NativeAttention) and spec is not None:
         make = linears(quantization, loaded, spec, attention.ops)
-        decoder = convert(attention.ops, spec, attention.dtype, make, releases_weights=owns_model)
+        decoder = convert(attention.ops, spec, attention.dtype, make, releases_weights=owns_model, peers=peers)
         _log.info("model %s runs in fused layers, quantization %s", loaded.name, make.recipe or "none")
-        return FusedPass(decoder, make.recipe)
+        return FusedPass(decoder, make.recipe, takes_adapters=peers is None)
     if quantization != "none":
         raise ModelError(
             f"quantization {quantization} needs the fused layers, which are for the CPU, a block_size of a multiple of "
@@ -204,5 +209,7 @@ def choose_forward(
             param="quantization",
         )
     read_all(loaded.model)
+    if peers is not None:
+        share_modules(loaded.model, peers)
     _log.info("model %s runs in transformers' modules", loaded.name)
     return TransformersPass(loaded.model)

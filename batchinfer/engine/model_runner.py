@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from batchinfer.models.fused.spec import LayerAttention
     from batchinfer.models.load import LoadedModel
     from batchinfer.models.lora_file import LoraFile
+    from batchinfer.models.parallel.peers import Peers
 
 MIN_ROWS = 4
 """Least rows of a matrix product: below it, fp32 linears on a CPU round differently than in a larger batch."""
@@ -54,8 +55,13 @@ class ModelRunner:
     default_batched_tokens = DEFAULT_BATCHED_TOKENS
     """The token budget of a step where none is asked for and nothing was measured."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False) -> None:
-        """With ``owns_model`` nobody else uses ``loaded.model``, and its weights may be taken apart."""
+    def __init__(
+        self, loaded: LoadedModel, config: EngineConfig, *, owns_model: bool = False, peers: Peers | None = None
+    ) -> None:
+        """With ``owns_model`` nobody else uses ``loaded.model``, and its weights may be taken apart.
+
+        With ``peers`` it is a rank's share of a model, and every rank makes a runner and the same calls of it.
+        """
         register_attention()
         loaded.model.set_attn_implementation(ATTENTION_NAME)
         self._device = loaded.device
@@ -66,6 +72,8 @@ class ModelRunner:
         self.windows = [layer.sliding_window for layer in layers]
         """Tokens that each layer sees back; None: all."""
         self.num_blocks = self._first_num_blocks(shapes, loaded, config, dtype)
+        if peers is not None:
+            self.num_blocks = peers.least(self.num_blocks)
         self._num_heads = layers[0].num_heads
         self.max_unproven = (
             None if is_sized(config) or loaded.device.type != "cpu" else int(self.num_blocks * UNPROVEN_SHARE)
@@ -81,7 +89,9 @@ class ModelRunner:
             kv_dtype=kv_dtype(config),
             backend=config.attention_backend,
         )
-        self._forward = choose_forward(loaded, layers, self._attention, config.quantization, owns_model=owns_model)
+        self._forward = choose_forward(
+            loaded, layers, self._attention, config.quantization, owns_model=owns_model, peers=peers
+        )
         slots = self._forward.adapters
         self.adapters = None if slots is None else LoraStore(slots, config.adapter_cache_bytes)
         """The LoRA adapters that rows may name; None if the model takes none."""
@@ -240,16 +250,19 @@ def choose_num_blocks(
     blocks_a_sequence = -(-loaded.max_model_len // config.block_size)
     size = config.kv_cache_bytes
     if size is None:
-        size = _memory_for_cache(loaded.device, blocks_a_sequence * block_bytes)
+        size = _memory_for_cache(loaded.device, blocks_a_sequence * block_bytes, config.tensor_parallel_size)
     if (num_blocks := min(config.max_num_seqs * blocks_a_sequence, size // block_bytes)) < 1:
         raise ModelError(f"a KV cache of {size} bytes holds no block of {block_bytes}; raise kv_cache_bytes")
     return num_blocks
 
 
-def _memory_for_cache(device: torch.device, one_sequence: int) -> int:
-    """Bytes for a cache whose size was left open; on a CPU more than the default only if one sequence needs more."""
+def _memory_for_cache(device: torch.device, one_sequence: int, num_ranks: int) -> int:
+    """Bytes for a cache whose size was left open; on a CPU more than the default only if one sequence needs more.
+
+    ``num_ranks`` of such caches share a CPU's memory.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * MEMORY_SHARE["cuda"])
     available = int(psutil.virtual_memory().available * MEMORY_SHARE["cpu"])
-    return min(max(DEFAULT_CPU_CACHE_BYTES, one_sequence), available)
+    return min(max(DEFAULT_CPU_CACHE_BYTES // num_ranks, one_sequence), available // num_ranks)

@@ -39,17 +39,17 @@ def main(read_fd: int, write_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(read_fd, os.getppid(), inbox), daemon=True).start()
+    threading.Thread(target=receive, args=(read_fd, os.getppid(), inbox), daemon=True).start()
     with os.fdopen(write_fd, "wb") as pipe:
         try:
             engine = _build(inbox.get())
         except BaseException as error:  # noqa: BLE001 -- whatever it is, the parent has to know
-            write_message(pipe, _failure(error))
+            write_message(pipe, failure(error))
             return
         try:
             _serve(engine, inbox, pipe)
         except Exception as error:  # noqa: BLE001 -- as above
-            write_message(pipe, _failure(error))
+            write_message(pipe, failure(error))
         finally:
             engine.close()
 
@@ -98,7 +98,8 @@ def _obey(engine: EngineProtocol, message: dict[str, Any]) -> list[Completion]:
     return refused
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
+def failure(error: BaseException) -> dict[str, Any]:
+    """The message that tells a parent why this process ends; the traceback goes to the output."""
     traceback.print_exception(error)
     is_deliberate = isinstance(error, (UserError, EngineError))
     return {
@@ -110,7 +111,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _receive(read_fd: int, parent: int, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
+def receive(read_fd: int, parent: int, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Pass the parent's messages on; end the process when the parent is gone."""
 
     def read(size: int) -> bytes:
@@ -131,10 +132,10 @@ def _receive(read_fd: int, parent: int, inbox: queue.SimpleQueue[dict[str, Any]]
         if message["type"] == "close":
             time.sleep(CLOSE_SECONDS)
             break
-    _end_now()
+    end_now()
 
 
-def _end_now() -> NoReturn:
+def end_now() -> NoReturn:
     """End this process and what it started, such as compilers, without another word."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+Index: TypeAlias = "int | tuple[slice, ...] | None"
+"""Which part of a tensor: all of it, one entry of its first dimension, or a slice of each dimension."""
+
 
 class DeferredParameter(torch.nn.Parameter):
     """A parameter without data (on the meta device) that knows how to read it."""
 
-    load: Callable[[int | None], torch.Tensor]
-    """Gives all of it, or one entry of its first dimension."""
+    load: Callable[[Index], torch.Tensor]
+    """Gives what an index says."""
 
     @staticmethod
-    def like(parameter: torch.Tensor, dtype: torch.dtype, load: Callable[[int | None], torch.Tensor]) -> Any:
+    def like(parameter: torch.Tensor, dtype: torch.dtype, load: Callable[[Index], torch.Tensor]) -> Any:
         """One of the shape of ``parameter``; what ``load`` gives is converted to ``dtype``."""
         empty = torch.empty(parameter.shape, dtype=dtype, device="meta")
         made: Any = torch.Tensor._make_subclass(DeferredParameter, empty, require_grad=False)  # noqa: SLF001 -- as Parameter does

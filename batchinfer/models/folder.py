@@ -9,12 +9,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from batchinfer.errors import ModelError
+from batchinfer.models.parallel.shard import Division
 from batchinfer.models.reason import reason
 from batchinfer.models.skeleton import build_skeleton, defer
 from batchinfer.models.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from batchinfer.models.parallel.shard import Shard
 
 _log = logging.getLogger(__name__)
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -65,12 +68,33 @@ def defer_folder_model(folder: Path, config: Any, *, attn_implementation: str, d
     try:
         model = build_skeleton(config, attn_implementation, dtype)
         defer(model, TensorFiles(folder, config.model_type), dtype)
-        if (folder / "generation_config.json").exists():
-            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        _read_generation_config(model, folder)
     except Exception as error:  # noqa: BLE001 -- the other way of loading says what is wrong, or copes
         _log.info("%s is loaded as a whole: %s", folder, reason(error))
         return None
     return model
+
+
+def defer_folder_part(folder: Path, config: Any, shard: Shard, *, attn_implementation: str, dtype: torch.dtype) -> Any:
+    """One rank's share of the model of ``folder``; its weights, and no others, are read when they are converted.
+
+    Raises:
+        ModelError: the model cannot be divided so, or its files cannot be read in parts.
+    """
+    division = Division(config, shard)
+    try:
+        model = build_skeleton(division.config, attn_implementation, dtype)
+        division.narrow(model)
+        defer(model, division.loaders(TensorFiles(folder, config.model_type)), dtype)
+        _read_generation_config(model, folder)
+    except Exception as error:  # transformers and safetensors raise whatever their many checks raise
+        raise ModelError(f"the model in {folder} cannot be read in parts: {reason(error)}") from error
+    return model
+
+
+def _read_generation_config(model: Any, folder: Path) -> None:
+    if (folder / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
 def load_folder_model(

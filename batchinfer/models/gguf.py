@@ -10,12 +10,15 @@ from transformers import AutoConfig
 
 from batchinfer.errors import ModelError
 from batchinfer.models.gguf_config import hf_config_fields
+from batchinfer.models.gguf_file import ALL_ROWS, GgufFile
+from batchinfer.models.parallel.shard import Division
 from batchinfer.models.reason import reason
 from batchinfer.models.skeleton import build_skeleton, defer
 
 if TYPE_CHECKING:
-    from batchinfer.models.gguf_file import GgufFile
-    from batchinfer.models.skeleton import Loader
+    from batchinfer.models.deferred import Index
+    from batchinfer.models.parallel.shard import Shard
+    from batchinfer.models.skeleton import Loader, Loaders
 
 ROTATED_IN_PAIRS = {"llama"}
 """Architectures whose query and key rows llama.cpp reorders, because it rotates neighbours instead of halves."""
@@ -24,18 +27,27 @@ NORMS_PLUS_ONE = {"gemma2", "gemma3"}
 
 
 def load_gguf_model(
-    file: GgufFile, *, attn_implementation: str, dtype: torch.dtype, device: torch.device, may_defer: bool = False
+    file: GgufFile,
+    *,
+    attn_implementation: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    may_defer: bool = False,
+    shard: Shard | None = None,
 ) -> Any:
     """The model of ``file`` in ``dtype`` on ``device``, in evaluation mode.
 
-    With ``may_defer`` the matrices stay in the file until they are read.
+    With ``may_defer`` the matrices stay in the file until they are read; with a ``shard`` they do so too, and the model
+    is a rank's share of it.
 
     Raises:
-        ModelError: the architecture is not supported, or the file's tensors are not those of its architecture.
+        ModelError: the architecture is not supported, or the file's tensors are not those of its architecture, or it
+            cannot be divided so.
     """
     fields = hf_config_fields(file)
+    may_defer = may_defer or shard is not None
     try:
-        model = _build(file, fields, attn_implementation, dtype, may_defer=may_defer)
+        model = _build(file, fields, attn_implementation, dtype, may_defer=may_defer, shard=shard)
     except ModelError:
         raise
     except Exception as error:  # transformers raises whatever its many checks raise
@@ -45,16 +57,27 @@ def load_gguf_model(
 
 
 def _build(
-    file: GgufFile, fields: dict[str, Any], attn_implementation: str, dtype: torch.dtype, *, may_defer: bool
+    file: GgufFile,
+    fields: dict[str, Any],
+    attn_implementation: str,
+    dtype: torch.dtype,
+    *,
+    may_defer: bool,
+    shard: Shard | None,
 ) -> Any:
     config = AutoConfig.for_model(**fields)
-    skeleton = build_skeleton(config, attn_implementation, dtype)
+    division = None if shard is None else Division(config, shard)
+    skeleton = build_skeleton(config if division is None else division.config, attn_implementation, dtype)
     names = _gguf_names(skeleton, file)
     missing = [name for name in names.values() if name not in file.tensors]
     if missing:
         raise ModelError(f"{file.path} lacks {len(missing)} tensors, such as {missing[0]}: download it again")
     if may_defer:
-        defer(skeleton, {hf_name: _loader(file, name, config) for hf_name, name in names.items()}, dtype)
+        loaders: Loaders = {hf_name: _loader(file, name, config) for hf_name, name in names.items()}
+        if division is not None:
+            division.narrow(skeleton)
+            loaders = division.loaders(loaders)
+        defer(skeleton, loaders, dtype)
         return skeleton
     state = {hf_name: LazyTensor(file, name, config) for hf_name, name in names.items()}
     return type(skeleton).from_pretrained(
@@ -77,21 +100,26 @@ class LazyTensor:
 
 
 def _loader(file: GgufFile, name: str, config: Any) -> Loader:
-    def load(index: int | None) -> torch.Tensor:
-        tensor = torch.from_numpy(to_hf_layout(file, name, config))
-        return tensor if index is None else tensor[index]
+    def load(index: Index) -> torch.Tensor:
+        if not isinstance(index, tuple):
+            tensor = torch.from_numpy(to_hf_layout(file, name, config))
+            return tensor if index is None else tensor[index]
+        rows, *columns = index
+        tensor = torch.from_numpy(to_hf_layout(file, name, config, rows))
+        return tensor[(slice(None), *columns)].clone()  # the rest of the rows is let go
 
     return load
 
 
-def to_hf_layout(file: GgufFile, name: str, config: Any) -> Any:
-    """One tensor, dequantised, with llama.cpp's changes undone; a float32 array."""
-    weights = file.read(name)
-    if file.architecture in ROTATED_IN_PAIRS:
-        if ".attn_q." in name:
-            return _halves_from_pairs(weights, config.num_attention_heads)
-        if ".attn_k." in name:
-            return _halves_from_pairs(weights, config.num_key_value_heads)
+def to_hf_layout(file: GgufFile, name: str, config: Any, rows: slice = ALL_ROWS) -> Any:
+    """A tensor or rows of it, dequantised, with llama.cpp's changes undone; a float32 array.
+
+    Rows of queries and keys must be those of whole heads.
+    """
+    weights = file.read(name, rows)
+    if file.architecture in ROTATED_IN_PAIRS and (".attn_q." in name or ".attn_k." in name):
+        num_heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
+        return _halves_from_pairs(weights, len(weights) * num_heads // file.tensors[name].shape[0])
     if file.architecture in NORMS_PLUS_ONE and name.endswith("norm.weight"):
         return weights - 1
     return weights

@@ -27,6 +27,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _PLAIN = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
 _DEFAULT_ALIGNMENT = 32
+ALL_ROWS = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +73,24 @@ class GgufFile:
         """A metadata value of the model's own section: ``get("block_count")`` reads ``llama.block_count``."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
-    def read(self, name: str) -> NDArray[np.float32]:
-        """One tensor, dequantised, as float32 in torch order."""
+    def read(self, name: str, rows: slice = ALL_ROWS) -> NDArray[np.float32]:
+        """One tensor, or ``rows`` of its first dimension, dequantised, as float32 in torch order."""
         entry = self.tensors[name]
         raw = np.frombuffer(self._bytes, np.uint8, entry.num_bytes, entry.offset)
         if plain := _PLAIN.get(entry.kind):
-            values: NDArray[Any] = raw.view(plain)
+            values: NDArray[Any] = raw.view(plain).reshape(entry.shape)[rows]
         else:
-            rows = raw.reshape(-1, entry.num_bytes * entry.shape[-1] // math.prod(entry.shape))
+            blocks = raw.reshape(entry.shape[0], -1)[rows]
+            row_bytes = entry.num_bytes * entry.shape[-1] // math.prod(entry.shape)
             try:
-                values = gguf.dequantize(rows, entry.kind)
+                values = gguf.dequantize(blocks.reshape(-1, row_bytes), entry.kind)
             except NotImplementedError as error:
                 raise ModelError(
                     f"{self.path}: tensor {name} has the block format {entry.kind.name}, which cannot be read; "
                     "take a Q4, Q5, Q6, Q8 or F16 file of the model"
                 ) from error
-        found = values.reshape(entry.shape).astype(np.float32, copy=plain is not None)
+        wanted = len(range(entry.shape[0])[rows])
+        found = values.reshape(wanted, *entry.shape[1:]).astype(np.float32, copy=plain is not None)
         self._forget(entry.offset, entry.num_bytes)
         return found
 

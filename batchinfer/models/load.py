@@ -13,7 +13,14 @@ from transformers.utils import logging as transformers_logging
 from batchinfer.errors import ModelError
 from batchinfer.models.cache_dir import default_cache_dir
 from batchinfer.models.fingerprint import fingerprint
-from batchinfer.models.folder import check_folder, defer_folder_model, load_folder_model, own_dtype, read_config
+from batchinfer.models.folder import (
+    check_folder,
+    defer_folder_model,
+    defer_folder_part,
+    load_folder_model,
+    own_dtype,
+    read_config,
+)
 from batchinfer.models.fused.families import FAMILIES
 from batchinfer.models.gguf import load_gguf_model
 from batchinfer.models.gguf_file import GgufFile
@@ -23,6 +30,8 @@ from batchinfer.models.tokenizer import load_folder_tokenizer, load_gguf_tokeniz
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from batchinfer.models.parallel.shard import Shard
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -72,11 +81,14 @@ class LoadedModel:
     """Where what is made of it may be kept; None keeps nothing."""
 
 
-def load_model(config: ModelSource, attn_implementation: str, *, may_defer: bool = False) -> LoadedModel:
+def load_model(
+    config: ModelSource, attn_implementation: str, *, may_defer: bool = False, shard: Shard | None = None
+) -> LoadedModel:
     """Load ``config.model`` with the attention registered as ``attn_implementation``.
 
     With ``may_defer`` the matrices of a family that has fused layers stay in their files on a CPU, until those layers
-    or :func:`~batchinfer.models.deferred.read_all` read them.
+    or :func:`~batchinfer.models.deferred.read_all` read them. With a ``shard`` the model is a rank's share of it, all
+    of whose matrices stay in their files.
 
     Raises:
         ModelError: the model cannot be found, read or run; the message says what to do.
@@ -85,8 +97,8 @@ def load_model(config: ModelSource, attn_implementation: str, *, may_defer: bool
     path, revision = find_model(config)
     with _no_progress_bars():
         if path.is_file():
-            return _load_gguf(config, path, attn_implementation, device, revision, may_defer=may_defer)
-        return _load_folder(config, path, attn_implementation, device, revision, may_defer=may_defer)
+            return _load_gguf(config, path, attn_implementation, device, revision, may_defer=may_defer, shard=shard)
+        return _load_folder(config, path, attn_implementation, device, revision, may_defer=may_defer, shard=shard)
 
 
 def find_model(config: ModelSource) -> tuple[Path, str | None]:
@@ -114,6 +126,7 @@ def _load_gguf(
     revision: str | None,
     *,
     may_defer: bool,
+    shard: Shard | None,
 ) -> LoadedModel:
     file = GgufFile(path)
     revision = revision or fingerprint([path])
@@ -125,6 +138,7 @@ def _load_gguf(
         dtype=dtype,
         device=device,
         may_defer=may_defer and device.type == "cpu",  # every architecture that is read has fused layers
+        shard=shard,
     )
     tokenizer = load_gguf_tokenizer(file, revision, _cache_dir(config))
     name = str(file.metadata.get("general.name") or path.stem)
@@ -139,6 +153,7 @@ def _load_folder(
     revision: str | None,
     *,
     may_defer: bool,
+    shard: Shard | None,
 ) -> LoadedModel:
     files = check_folder(folder)
     # what can fail fast goes before the weights
@@ -146,7 +161,9 @@ def _load_folder(
     tokenizer = load_folder_tokenizer(folder)
     dtype = choose_dtype(config.dtype, device, own_dtype(hf_config))
     model = None
-    if may_defer and device.type == "cpu" and hf_config.model_type in FAMILIES:
+    if shard is not None:
+        model = defer_folder_part(folder, hf_config, shard, attn_implementation=attn_implementation, dtype=dtype)
+    elif may_defer and device.type == "cpu" and hf_config.model_type in FAMILIES:
         model = defer_folder_model(folder, hf_config, attn_implementation=attn_implementation, dtype=dtype)
     if model is None:
         model = load_folder_model(

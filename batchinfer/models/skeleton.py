@@ -7,14 +7,14 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForCausalLM
 
-from batchinfer.models.deferred import DeferredParameter
+from batchinfer.models.deferred import DeferredParameter, Index
 
 
 class Loader(Protocol):
     """Reads one tensor of a file."""
 
-    def __call__(self, index: int | None) -> torch.Tensor:
-        """All of it, or one entry of its first dimension, in any precision."""
+    def __call__(self, index: Index) -> torch.Tensor:
+        """What ``index`` says of it, in any precision."""
 
 
 class Loaders(Protocol):

@@ -12,6 +12,7 @@ from safetensors import safe_open
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from batchinfer.models.deferred import Index
     from batchinfer.models.skeleton import Loader
 
 EXPERT_NAMES = {
@@ -57,9 +58,10 @@ class TensorFiles:
         if not names or any(part not in self._files for expert in names for part in expert):
             raise KeyError(name)
 
-        def load(index: int | None) -> torch.Tensor:
+        def load(index: Index) -> torch.Tensor:
             if index is None:
                 return torch.stack([load(i) for i in range(num_experts)])
+            assert isinstance(index, int), "experts are read one by one"
             return torch.cat([self._read(part, None) for part in names[index]])
 
         return load
@@ -71,7 +73,7 @@ class TensorFiles:
             raise KeyError(name)
         return lambda index: self._read(other, index)
 
-    def _read(self, name: str, index: int | None) -> torch.Tensor:
+    def _read(self, name: str, index: Index) -> torch.Tensor:
         file = self._files[name]
         tensor: torch.Tensor = file.get_tensor(name) if index is None else file.get_slice(name)[index]
         return tensor

@@ -72,15 +72,24 @@ class NumbersTokenizer:
 
 def make_forward(model, dtype, owns_model=False, quantization="none", block_size=BLOCK, cache_dir=None, tokenizer=None):
     """The pass and the attention that an engine would choose."""
-    register_attention()
     model = model.to(dtype)
+    return forward_of(model, probed(model), dtype, owns_model, quantization, block_size, cache_dir, tokenizer)
+
+
+def probed(model):
+    """How the model's layers attend."""
+    register_attention()
     model.set_attn_implementation(ATTENTION_NAME)
-    layers = probe_layers(model, CPU, "small")
+    return probe_layers(model, CPU, "small")
+
+
+def forward_of(model, layers, dtype, owns_model, quantization, block_size, cache_dir, tokenizer, peers=None):
+    """The pass of a model whose layers were asked already; with ``peers`` it is a rank's share."""
     shapes = [LayerShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim) for layer in layers]
     attention = choose_attention(shapes, 16, block_size, dtype, CPU)
-    loaded = SimpleNamespace(model=model, name="small", max_model_len=LONGEST, dtype=dtype)
+    loaded = SimpleNamespace(model=model, name="small", max_model_len=LONGEST, dtype=dtype, device=CPU)
     loaded.tokenizer, loaded.revision, loaded.cache_dir = tokenizer or NumbersTokenizer(), "small", cache_dir
-    return choose_forward(loaded, layers, attention, quantization, owns_model=owns_model), attention
+    return choose_forward(loaded, layers, attention, quantization, owns_model=owns_model, peers=peers), attention
 
 
 @torch.inference_mode()

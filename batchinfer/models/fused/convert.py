@@ -12,6 +12,7 @@ from batchinfer.models.fused.layer import FusedLayer
 from batchinfer.models.fused.linear import PackedLinear
 from batchinfer.models.fused.mlp import DenseMlp, ExpertsMlp
 from batchinfer.models.fused.spec import ExpertsSpec, MlpSpec
+from batchinfer.models.parallel.fused import share_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from batchinfer.models.fused.linear import Linear
     from batchinfer.models.fused.mlp import Mlp
     from batchinfer.models.fused.spec import DecoderSpec, LayerSpec, Projection
+    from batchinfer.models.parallel.peers import Peers
     from batchinfer_kernels.cpu import Ops
 
     MakeLinear = Callable[[Projection], Linear]
@@ -71,9 +73,15 @@ def pack(ops: Ops, dtype: torch.dtype) -> PlainMaker:
 
 
 def convert(
-    ops: Ops, spec: DecoderSpec, dtype: torch.dtype, make: LinearMaker, *, releases_weights: bool
+    ops: Ops,
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    make: LinearMaker,
+    *,
+    releases_weights: bool,
+    peers: Peers | None = None,
 ) -> FusedDecoder:
-    """Build the decoder; queries and KV are in ``dtype``.
+    """Build the decoder; queries and KV are in ``dtype``. With ``peers`` the spec is a rank's share of a model.
 
     With ``releases_weights`` the model's own weights go as theirs are made, so that at no time more than one layer is
     held twice; the model cannot run afterwards. A head that shares the embeddings' tensor keeps it.
@@ -89,11 +97,12 @@ def convert(
     layers = []
     for layer in spec.layers:
         make.begin_layer(layer)
-        layers.append(build_layer(layer, make_one, ops))
+        built = build_layer(layer, make_one, ops)
+        layers.append(built if peers is None else share_layer(built, peers))
     make.begin_head()
     head = make(spec.head) if spec.is_head_tied else make_one(spec.head)
     make.finish()
-    return FusedDecoder(ops, spec, layers, head, dtype, adapters=adapters)
+    return FusedDecoder(ops, spec, layers, head, dtype, adapters=adapters, peers=peers)
 
 
 def build_layer(

@@ -11,6 +11,8 @@ import torch
 from batchinfer.models.fused.head import Head
 from batchinfer.models.fused.layer import LayerRunner, Step
 from batchinfer.models.fused.timed import HEAD_KINDS, OPS_KINDS, Timed
+from batchinfer.models.parallel.fused import SharedEmbedding, SharedHead
+from batchinfer.models.parallel.words import Words
 from batchinfer_kernels.cpu import Accumulated, LogitsReduction
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from batchinfer.models.fused.layer import FusedLayer, StepContext
     from batchinfer.models.fused.linear import Linear
     from batchinfer.models.fused.spec import DecoderSpec
+    from batchinfer.models.parallel.peers import Peers
     from batchinfer_kernels.cpu import Ops
     from batchinfer_kernels.cpu.operands import Activations
 
@@ -36,13 +39,22 @@ class FusedDecoder:
         dtype: torch.dtype,
         *,
         adapters: AdapterSlots,
+        peers: Peers | None = None,
     ) -> None:
-        """``dtype`` is that of queries and of the KV cache; ``adapters`` knows the linears of ``layers``."""
+        """``dtype`` is that of queries and of the KV cache; ``adapters`` knows the linears of ``layers``.
+
+        With ``peers`` embeddings and head are those of a rank's words.
+        """
         self._ops = ops
         self._run_layer = LayerRunner(ops, dtype)
         self._spec = spec
         self._layers = layers
-        self._head = Head(ops, head, spec.head.out_features, spec.logits_scale, spec.logits_softcap)
+        own_head = Head(ops, head, spec.head.out_features, spec.logits_scale, spec.logits_softcap)
+        self._head: Head | SharedHead = own_head
+        self._embed: Callable[[torch.Tensor], torch.Tensor] = spec.embed
+        if peers is not None:
+            words = Words(spec.head.out_features, peers)
+            self._head, self._embed = SharedHead(own_head, words, peers), SharedEmbedding(spec, words, peers)
         self._dtype = dtype
         self.adapters = adapters
 
@@ -92,8 +104,7 @@ class FusedDecoder:
         self, token_ids: torch.Tensor, positions: torch.Tensor, context: StepContext
     ) -> tuple[torch.Tensor, Activations | None]:
         """The residual stream after the layers, and what the last one still has to add to it."""
-        spec = self._spec
-        residual = spec.embed(token_ids)
+        residual = self._embed(token_ids)
         x: Activations | None = None
         step = Step(residual, positions, context)
         for index, layer in enumerate(self._layers):
