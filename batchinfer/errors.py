@@ -17,7 +17,8 @@
     ├── FencedError               this attempt lost its lease: stop, write nothing more
     ├── EngineError               the engine failed as a whole
     │   ├── EngineDiedError       its process ended
-    │   └── EngineStalledError    its process makes no progress
+    │   ├── EngineStalledError    its process makes no progress
+    │   └── DeviceUnhealthyError  its device is not well: no row is to blame
     └── RowFailure                one row cannot run; becomes an error row (see ErrorCode)
 
 A message names the thing, its value and the way out.
@@ -124,6 +125,10 @@ class EngineDiedError(EngineError):
 
 class EngineStalledError(EngineError):
     """The engine's process is alive but makes no progress."""
+
+
+class DeviceUnhealthyError(EngineError):
+    """The device or its driver failed: no row is to blame, and another process on it may fail as well."""
 
 
 class RowFailure(BatchInferError):  # noqa: N818 -- an outcome of one row, not an error of the program

@@ -47,6 +47,7 @@ class ErrorCode(StrEnum):
     NO_CONTINUATION = "no_continuation"
     ADAPTER_NOT_FOUND = "adapter_not_found"
     INVALID_ADAPTER = "invalid_adapter"
+    OUT_OF_MEMORY = "out_of_memory"
     ENGINE_ERROR = "engine_error"
     WORKER_LOST = "worker_lost"
     JOB_CANCELLED = "job_cancelled"
@@ -129,6 +130,12 @@ ERROR_CODES: dict[ErrorCode, ErrorCodeInfo] = {
         False,
         "The row's LoRA adapter does not fit the model, or uses what is not supported.",
         "The message says what: use an adapter of this model, or merge it with peft.",
+    ),
+    ErrorCode.OUT_OF_MEMORY: ErrorCodeInfo(
+        "server_error",
+        True,
+        "The device ran out of memory on this row alone, though it computed one token at a time.",
+        "Shorten the row, or run `batchinfer retry JOB` on a worker with a smaller KV cache or a larger device.",
     ),
     ErrorCode.ENGINE_ERROR: ErrorCodeInfo(
         "server_error", True, "The engine failed on this row.", "Run `batchinfer retry JOB`; the message has the cause."

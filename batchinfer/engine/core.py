@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from batchinfer.engine.advance import advance
 from batchinfer.engine.constraint import MaskPool
+from batchinfer.engine.device_faults import DeviceFault, fault_of
 from batchinfer.engine.guessed import Guessed
 from batchinfer.engine.latency import Latency
 from batchinfer.engine.metering import split_exactly
@@ -331,11 +332,12 @@ class EngineCore:
         """Undo the step; the row to blame, if it is known by now."""
         self._scheduler.rollback(output)
         self._stats.failed_steps += 1
+        self._stats.out_of_memory += fault_of(error) is DeviceFault.OUT_OF_MEMORY
         culprit = self._recovery.on_failure(output, error)
         if culprit is None:
             return []
-        self._scheduler.finish(culprit)
-        return [(culprit, RowError(ErrorCode.ENGINE_ERROR, f"{type(error).__name__}: {error}"))]
+        self._scheduler.finish(culprit[0])
+        return [culprit]
 
     def _release_condemned(self) -> None:
         self._ended += self._condemned

@@ -22,6 +22,8 @@ class EngineStats:
     """Steps that computed something; a watchdog's sign of life."""
     failed_steps: int = 0
     """Steps that raised and were rolled back."""
+    out_of_memory: int = 0
+    """Of these, those that ran out of memory and were made smaller."""
     preemptions: int = 0
     """Sequences evicted to be recomputed, since the pool was full."""
     misestimates: int = 0
@@ -48,7 +50,7 @@ class EngineStats:
     forced_tokens: int = 0
     """Of these, tokens that a grammar left no choice of: computed together, not sampled."""
     batched_tokens_limit: int = 0
-    """The token budget of a step now: below the configured one after the memory ran out."""
+    """The token budget of a step now: below the configured one for some time after the memory ran out."""
 
     succeeded: int = 0
     """Rows finished with an answer."""
@@ -167,7 +169,7 @@ class EngineStats:
     def report(self) -> dict[str, Any]:
         """The figures that say how well an engine was used, ready for JSON; shares are between 0 and 1."""
         names = (
-            *("kernels", "layers", "recipe", "steps", "preemptions", "misestimates"),
+            *("kernels", "layers", "recipe", "steps", "preemptions", "misestimates", "out_of_memory"),
             *("batched_tokens_limit", "guessed_tokens", "accepted_tokens"),
         )
         figures = {

@@ -128,6 +128,8 @@ class EngineUse(View):
     """Rows put back and computed again since the KV cache was full."""
     misestimates: int
     """Answers longer than was estimated."""
+    out_of_memory: int = 0
+    """Steps that ran out of memory, and were computed again in smaller ones."""
     time_split: dict[str, float]
     """Shares of a step: gemm, attention, elementwise, head, sampling, schedule, python."""
 

@@ -1,12 +1,14 @@
 """The engine over a model that keeps token ids for KV: any wrong block, order or rollback gives a wrong answer."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchinfer.engine.protocol import EngineProtocol
-from batchinfer.errors import EngineError
+from batchinfer.errors import DeviceUnhealthyError, EngineError
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import ErrorCode, FinishReason, Request, RowStatus
 from tests.engine.fakes import EOS, VOCAB, answer, drain, make_engine
@@ -333,6 +335,102 @@ def test_out_of_memory_shrinks_the_step_and_loses_no_row():
     done = by_id(drain(engine))
     assert all(list(done[str(i)].token_ids) == answer(prompts[i], 8) for i in range(5))
     assert engine.stats().batched_tokens_limit <= 10
+
+
+def run_out_of_memory(most_tokens, when=lambda scheduled: True):
+    """A device on which a step of more tokens than ``most_tokens`` does not fit, ``when`` it is short."""
+
+    def before_step(scheduled):
+        if when(scheduled) and sum(part.num_new_tokens for part in scheduled) > most_tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    return before_step
+
+
+def completed(before_step=None, **params):
+    """All of a mixture of rows, each with what it says: as one text, to the byte."""
+    engine = make_engine(num_blocks=64, max_num_batched_tokens=64)
+    engine._runner.before_step = before_step
+    for i in range(6):
+        engine.add_request(ask(str(i), [i % 3 + 1] * (4 * i + 1), max_tokens=6, seed=i, **params))
+    done = by_id(drain(engine))
+    engine.check_integrity()
+    return {i: repr(replace(c, device_ns=0, usage=None)) for i, c in done.items()}, engine
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"logprobs": 2, "ignore_eos": True}])
+@pytest.mark.parametrize("most_tokens", [1, 7])
+def test_answers_are_the_same_to_the_byte_however_small_steps_become(most_tokens, params):
+    plain, _ = completed(**params)
+    shrunk, engine = completed(run_out_of_memory(most_tokens), **params)
+    assert shrunk == plain
+    stats = engine.stats()
+    assert stats.out_of_memory == stats.failed_steps > 0
+    assert stats.errored == 0
+    assert stats.report()["out_of_memory"] == stats.out_of_memory
+
+
+def test_a_decode_step_that_is_too_large_runs_fewer_sequences_and_none_is_lost():
+    engine = make_engine(num_blocks=64, max_num_seqs=8, max_num_batched_tokens=64)
+    engine._runner.before_step = run_out_of_memory(3)
+    for i in range(8):
+        engine.add_request(ask(str(i), [i + 1], max_tokens=6, ignore_eos=True))
+    done = by_id(drain(engine))
+    assert all(list(done[str(i)].token_ids) == answer([i + 1], 6, eos=()) for i in range(8))
+    assert engine.stats().max_num_seqs <= 3
+    assert engine._runner.batches
+    assert max(len(batch) for batch in engine._runner.batches[3:]) <= 3
+
+
+def test_when_memory_is_back_steps_grow_again():
+    engine = make_engine(num_blocks=200, block_size=4, max_num_batched_tokens=64)
+    is_short = [True]
+    engine._runner.before_step = run_out_of_memory(8, lambda _: is_short[0])
+    engine.add_request(ask("a", [1] * 40, max_tokens=300, ignore_eos=True))
+    for _ in range(20):
+        engine.step()
+    assert engine.stats().batched_tokens_limit <= 10  # a chunk of it ends with a block: 8
+    is_short[0] = False
+    drain(engine)
+    stats = engine.stats()
+    assert (stats.batched_tokens_limit, stats.max_num_seqs) == (64, 8)
+
+
+def test_steps_that_cannot_grow_are_tried_ever_more_seldom():
+    """Each try costs a step, so their number must stay small beside the steps that pass."""
+    engine = make_engine(num_blocks=600, block_size=4, max_num_batched_tokens=16, max_num_seqs=4)
+    engine._runner.before_step = run_out_of_memory(1)
+    for i in range(2):
+        engine.add_request(ask(str(i), [i + 1], max_tokens=300, ignore_eos=True))
+    drain(engine)
+    stats = engine.stats()
+    assert stats.steps == 2 * 300
+    assert stats.out_of_memory < 8
+
+
+def test_a_row_that_does_not_fit_alone_is_an_error_row_and_the_others_get_their_steps_back():
+    engine = make_engine(num_blocks=64, max_num_batched_tokens=64)
+    huge = lambda scheduled: any(part.sequence.request_id == "huge" for part in scheduled)  # noqa: E731
+    engine._runner.before_step = run_out_of_memory(0, huge)
+    for i in range(6):
+        engine.add_request(ask(str(i), [i + 1, 2, 3]))
+    engine.add_request(ask("huge", [7] * 30))
+    done = by_id(drain(engine))
+    assert done["huge"].error.code is ErrorCode.OUT_OF_MEMORY
+    assert "CUDA out of memory" in done["huge"].error.message
+    assert "Tried to allocate" not in done["huge"].error.message
+    assert all(list(done[str(i)].token_ids) == answer([i + 1, 2, 3], 8) for i in range(6))
+    engine.add_request(ask("after", [1] * 60))
+    drain(engine)
+    assert engine.stats().batched_tokens_limit == 64
+
+
+def test_a_device_that_is_not_well_blames_no_row():
+    engine = make_engine()
+    engine._runner.before_step = fail_on("a", torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"))
+    engine.add_request(ask("a", [1]))
+    with pytest.raises(DeviceUnhealthyError, match="uncorrectable ECC"):
+        engine.step()
 
 
 def test_a_row_without_finite_logits_fails_alone_and_leaves_no_prefix():

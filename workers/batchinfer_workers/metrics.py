@@ -29,6 +29,11 @@ _log = logging.getLogger(__name__)
 _COUNTERS = (
     ("steps", "batchinfer_engine_steps", "Steps that computed something."),
     ("failed_steps", "batchinfer_engine_failed_steps", "Steps that raised and were rolled back."),
+    (
+        "out_of_memory",
+        "batchinfer_engine_out_of_memory",
+        "Of these, for want of memory: computed again in smaller ones.",
+    ),
     ("preemptions", "batchinfer_engine_preemptions", "Rows put back since the KV cache was full."),
     ("misestimates", "batchinfer_engine_misestimates", "Answers longer than was estimated."),
     ("prompt_tokens", "batchinfer_engine_prompt_tokens", "Prompt tokens of admitted rows."),
