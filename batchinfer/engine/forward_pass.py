@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -19,11 +19,11 @@ from batchinfer.models.fused.families import FAMILIES, describe
 from batchinfer.models.parallel.modules import share_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from batchinfer.engine.attention_backend import AttentionBackend
     from batchinfer.models.fused.adapted import AdapterGroup, AdapterSlots
-    from batchinfer.models.fused.spec import LayerAttention
+    from batchinfer.models.fused.spec import DecoderSpec, LayerAttention
     from batchinfer.models.load import LoadedModel
     from batchinfer.models.parallel.peers import Peers
 
@@ -134,12 +134,21 @@ class FusedPass:
 
     name = "fused"
 
-    def __init__(self, decoder: Any, recipe: str = "", *, takes_adapters: bool = True) -> None:
+    def __init__(
+        self,
+        decoder: Any,
+        recipe: str = "",
+        *,
+        takes_adapters: bool = True,
+        context_of: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """``context_of`` makes the layers' context of the attention's; where it does, clocks on the host see nothing."""
         self._decoder = decoder
         self._takes_adapters = takes_adapters
         self.recipe = recipe
+        self._context_of = context_of
         self._spent: dict[str, int] = {}
-        self._timed = decoder.timed(self._spent)
+        self._timed = None if context_of else decoder.timed(self._spent)
         self._num_calls = 0
         self._profiled_ns = 0
 
@@ -151,6 +160,8 @@ class FusedPass:
 
     def profile(self) -> dict[str, int]:
         """See :meth:`ForwardPass.profile`."""
+        if self._timed is None:
+            return {}
         return {f"{kind}_ns": ns for kind, ns in self._spent.items()} | {"profiled_ns": self._profiled_ns}
 
     def __call__(
@@ -166,15 +177,42 @@ class FusedPass:
     ) -> HeadOutput:
         """See :class:`ForwardPass`."""
         self._num_calls += 1
+        if self._context_of is not None:
+            context = self._context_of(context)
         if hidden is not None:
             reduce, states = self._decoder.with_hidden(token_ids, positions, context, hidden, groups=groups)
             return replace(HeadOutput.of_reduction(reduce(sampling, kept)), hidden=states)
-        if self._num_calls % PROFILE_STEPS:
+        if self._timed is None or self._num_calls % PROFILE_STEPS:
             return HeadOutput.of_reduction(self._decoder(token_ids, positions, sampling, context, kept, groups=groups))
         started = time.perf_counter_ns()
         output = HeadOutput.of_reduction(self._timed(token_ids, positions, sampling, context, kept, groups=groups))
         self._profiled_ns += time.perf_counter_ns() - started
         return output
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKernels:
+    """What fused layers run on beside an attention."""
+
+    ops: Any
+    dtype: torch.dtype
+    """Of queries."""
+    context_of: Callable[[Any], Any] | None = None
+    """See :class:`FusedPass`."""
+    why_not: Callable[[DecoderSpec], str | None] = lambda _: None
+    """Why the kernels cannot run a decoder; None if they can."""
+
+
+def _layer_kernels(attention: AttentionBackend, loaded: LoadedModel, peers: Peers | None) -> LayerKernels | None:
+    """None if there are none beside this attention; on a GPU, ranks share transformers' modules."""
+    if isinstance(attention, NativeAttention):
+        return LayerKernels(attention.ops, attention.dtype)
+    if attention.name != "triton" or peers is not None:
+        return None
+    from batchinfer.engine import triton_layers  # noqa: PLC0415 -- needs Triton
+
+    ops = triton_layers.ops_of(attention, loaded.device)
+    return LayerKernels(ops, ops.dtype, triton_layers.LayerContext, triton_layers.why_not_fused)
 
 
 def choose_forward(
@@ -194,18 +232,19 @@ def choose_forward(
     Raises:
         ModelError: quantisation is asked for, and the model has no fused layers to quantise.
     """
-    spec = None
-    if isinstance(attention, NativeAttention):
-        spec = describe(loaded.model, layers, loaded.max_model_len)
-    if isinstance(attention, NativeAttention) and spec is not None:
-        make = linears(quantization, loaded, spec, attention.ops)
-        decoder = convert(attention.ops, spec, attention.dtype, make, releases_weights=owns_model, peers=peers)
+    kernels = _layer_kernels(attention, loaded, peers)
+    spec = None if kernels is None else describe(loaded.model, layers, loaded.max_model_len)
+    reason = None if kernels is None or spec is None else kernels.why_not(spec)
+    if kernels is not None and spec is not None and reason is None:
+        make = linears(quantization, loaded, spec, kernels.ops)
+        decoder = convert(kernels.ops, spec, kernels.dtype, make, releases_weights=owns_model, peers=peers)
         _log.info("model %s runs in fused layers, quantization %s", loaded.name, make.recipe or "none")
-        return FusedPass(decoder, make.recipe, takes_adapters=peers is None)
+        return FusedPass(decoder, make.recipe, takes_adapters=peers is None, context_of=kernels.context_of)
     if quantization != "none":
         raise ModelError(
-            f"quantization {quantization} needs the fused layers, which are for the CPU, a block_size of a multiple of "
-            f"16 and the families {', '.join(sorted(FAMILIES))}; use quantization none",
+            f"quantization {quantization} needs the fused layers, which are for the CPU and for Triton's attention, a "
+            f"block_size of a multiple of 16 and the families {', '.join(sorted(FAMILIES))}"
+            f"{f': {reason}' if reason else ''}; use quantization none",
             param="quantization",
         )
     read_all(loaded.model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,9 +19,9 @@ from batchinfer.models.fused.store import QuantizedStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from batchinfer.engine.native_attention import NativeContext
     from batchinfer.models.fused.convert import LinearMaker
     from batchinfer.models.fused.int8 import Scheme
+    from batchinfer.models.fused.layer import StepContext
     from batchinfer.models.fused.spec import DecoderSpec, LayerAttention
     from batchinfer.models.load import LoadedModel
     from batchinfer_kernels.cpu import Ops
@@ -88,15 +88,23 @@ class _Contexts:
             self._num_blocks = blocks.stop
             self._spans.append(Span(row, 0, length, list(blocks)))
         self._shape: LayerShape | None = None
-        self._context: NativeContext | None = None
+        self._context: StepContext | None = None
 
-    def __call__(self, layer: LayerAttention) -> NativeContext:
+    def __call__(self, layer: LayerAttention) -> StepContext:
         """The context in which the layer has index 0."""
         shape = LayerShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim)
         if self._context is None or shape != self._shape:
-            attention = NativeAttention(self._ops, [shape], self._num_blocks, BLOCK_MULTIPLE, torch.float32)
-            self._shape, self._context = shape, attention.context(self._spans, self._num_tokens)
+            self._shape, self._context = shape, self._make(shape)
         return self._context
+
+    def _make(self, shape: LayerShape) -> StepContext:
+        if self._ops.name == "triton":
+            from batchinfer.engine.triton_layers import one_layer  # noqa: PLC0415 -- needs Triton
+
+            ops: Any = self._ops
+            return one_layer(ops, shape, self._num_blocks, self._spans, self._num_tokens)
+        attention = NativeAttention(self._ops, [shape], self._num_blocks, BLOCK_MULTIPLE, torch.float32)
+        return attention.context(self._spans, self._num_tokens)
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:

@@ -60,6 +60,8 @@ class TritonAttention:
         """
         if (reason := why_not_triton(layers, block_size)) is not None:
             raise ValueError(reason)
+        self.dtype = dtype
+        """Of queries."""
         self.split = split
         self.block_size = block_size
         self._layers = layers
@@ -145,6 +147,10 @@ class TritonContext:
         out = paged_attention(query.contiguous(), cache, self.block_tables, self.positions, plan, form)
         out[self.num_tokens :] = 0  # padding, which no program writes
         return out
+
+    def cache(self, layer: int) -> PagedKV:
+        """A layer's cache."""
+        return self._attention.caches[layer]
 
     def plan(self, group_size: int, sliding_window: int | None) -> AttentionPlan:
         """The work of layers with so many query heads a kv head."""

@@ -61,7 +61,7 @@ class LoraStore:
             if file in self._loaded:
                 self._loaded.move_to_end(file)
         self._make_room(sum(file.num_bytes for file in rows if file not in self._loaded), keep=rows)
-        return [AdapterGroup.of(self._deltas(file), places) for file, places in rows.items()]
+        return [AdapterGroup.of(self._deltas(file), places, self._slots.device) for file, places in rows.items()]
 
     def _deltas(self, file: LoraFile) -> Deltas:
         deltas = self._loaded.get(file)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from batchinfer.engine.philox import uniform
-from batchinfer_kernels.lm_head import lm_head_argmax_reference
+from batchinfer_kernels.lm_head import HeadWeights, lm_head_argmax_reference, lm_head_reduce_reference
 from batchinfer_kernels.logit_changes import Entries, LogitChanges, change_logits_reference
 from batchinfer_kernels.logprobs import token_logprobs_reference
+from batchinfer_kernels.reference import quantize_rows
 from batchinfer_kernels.sampler import SamplingRows
 from benchmarks.gpu.case import BF16, F32, FLOATS, I32, NAMES, Call, Case, Work, excess, num_bytes, op, randn, rounded
 
@@ -35,12 +36,14 @@ def head_cases(sizes: Sizes) -> list[Case]:
         kind = NAMES[dtype]
         found += [
             Case("lm_head_argmax", f"{kind} {shape} x {sizes.hidden}", dtype, partial(_argmax, sizes, dtype)),
+            Case("lm_head_reduce", f"{kind} 8 largest {shape} x {sizes.hidden}", dtype, partial(_reduce, sizes, dtype)),
             Case("sample", f"{kind} greedy {shape}", dtype, partial(_sample, sizes, dtype, 0.0, 0, 1.0, 0.0)),
             Case("sample", f"{kind} top-k, top-p, min-p {shape}", dtype, partial(_sample, sizes, dtype, 0.8, 50, 0.9, 0.02)),
             Case("token_logprobs", f"{kind} {sizes.num_top} largest, {shape}", dtype, partial(_logprobs, sizes, dtype)),
         ]  # fmt: skip
     return [
         *found,
+        Case("lm_head_reduce", f"w8a8 8 largest {shape} x {sizes.hidden}", torch.int8, partial(_reduce, sizes, torch.int8)),
         Case("sample", f"bf16 temperature {shape}", BF16, partial(_sample, sizes, BF16, 0.8, 0, 1.0, 0.0)),
         Case("change_logits", f"f32 {shape}", F32, partial(_changes, sizes)),
     ]
@@ -69,6 +72,34 @@ def _argmax(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Call:
         work,
         ("mm, argmax", torchs),
     )
+
+
+def _reduce(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Call:
+    """The largest eight and the log-sum-exp: of values, since equally good tokens may change places."""
+    m, n, k = sizes.rows, sizes.vocab, sizes.hidden
+    x, w = randn(device, m, k), randn(device, n, k, scale=k**-0.5, seed=1)
+    x_scale = w_scale = None
+    if dtype == torch.int8:
+        (x, x_scale), (w, w_scale) = quantize_rows(x), quantize_rows(w)
+    x, w = x.to(dtype), w.to(dtype)
+
+    def values() -> tuple[torch.Tensor, ...]:
+        found, _ = lm_head_reduce_reference(x, HeadWeights(w, w_scale), x_scale=x_scale, top_k=8)
+        return found.best, found.token, found.logprob, found.top_values
+
+    def error(actual: Any, expected: Any) -> float:
+        return max(excess(actual[i], expected[i], 1e-4, 2e-3) for i in (0, 2, 3))
+
+    def torchs() -> tuple[torch.Tensor, ...]:
+        logits = x.to(BF16) @ w.to(BF16).T if dtype == torch.int8 else x @ w.T
+        return logits.float().logsumexp(dim=1), *logits.topk(8, dim=1)
+
+    unit = {F32: None, torch.int8: "int8"}.get(dtype, "bf16")
+    work = Work(num_bytes(x, w) + 8 * m * 9, 2.0 * m * n * k, unit)
+    return Call(
+        partial(op("lm_head_reduce"), x, w, x_scale, w_scale, None, 1.0, None, 8), values, error, work,
+        ("mm, logsumexp, topk", torchs),
+    )  # fmt: skip
 
 
 def _sample(

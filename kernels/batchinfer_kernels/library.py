@@ -77,22 +77,29 @@ act_and_mul.register_fake(lambda x, *_: _like(x, x.shape[0], x.shape[1] // 2))
 
 @custom_op(f"{NAMESPACE}::act_and_mul_quantize", mutates_args=())
 def act_and_mul_quantize(
-    x: Tensor, activation: str, smoothing: Tensor | None = None, rotation: int = 0
+    x: Tensor, activation: str, smoothing: Tensor | None = None, rotation: int = 0, groups: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """See :func:`batchinfer_kernels.act_and_mul.act_and_mul_quantize`."""
-    return _act.act_and_mul_quantize(x, activation, smoothing=smoothing, rotation=rotation)
+    return _act.act_and_mul_quantize(x, activation, smoothing=smoothing, rotation=rotation, groups=groups)
 
 
 act_and_mul_quantize.register_fake(lambda x, *_: _int8_rows(x, x.shape[1] // 2))
 
 
 @custom_op(f"{NAMESPACE}::quantize_rows", mutates_args=())
-def quantize_rows(x: Tensor, smoothing: Tensor | None = None, rotation: int = 0) -> tuple[Tensor, Tensor]:
+def quantize_rows(
+    x: Tensor, smoothing: Tensor | None = None, rotation: int = 0, source: Tensor | None = None, groups: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See :func:`batchinfer_kernels.quantize.quantize_rows`."""
-    return _quantize.quantize_rows(x, smoothing=smoothing, rotation=rotation)
+    return _quantize.quantize_rows(x, smoothing=smoothing, rotation=rotation, source=source, groups=groups)
 
 
-quantize_rows.register_fake(lambda x, *_: _int8_rows(x, x.shape[1]))
+@quantize_rows.register_fake
+def _(
+    x: Tensor, smoothing: Tensor | None = None, rotation: int = 0, source: Tensor | None = None, groups: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    del smoothing, rotation, groups
+    return _int8_rows(x if source is None else source, x.shape[1])
 
 
 @custom_op(f"{NAMESPACE}::int8_gemm", mutates_args=())
@@ -233,6 +240,27 @@ def lm_head_argmax(x: Tensor, w: Tensor, scale: float = 1.0, softcap: float | No
 lm_head_argmax.register_fake(
     lambda x, *_: (_like(x, x.shape[0], dtype=torch.int32), _like(x, x.shape[0], dtype=torch.float32))
 )
+
+
+@custom_op(f"{NAMESPACE}::lm_head_reduce", mutates_args=("logits",))
+def lm_head_reduce(
+    x: Tensor, w: Tensor, x_scale: Tensor | None = None, w_scale: Tensor | None = None, bias: Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, top_k: int = 0, place: Tensor | None = None, logits: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """See :func:`batchinfer_kernels.lm_head.lm_head_reduce`; the fields of its result."""
+    head = _lm_head.HeadWeights(w, w_scale, bias, scale, softcap)
+    found = _lm_head.lm_head_reduce(x, head, x_scale=x_scale, top_k=top_k, place=place, logits=logits)
+    return found.best, found.token, found.logprob, found.top_values.contiguous(), found.top_tokens
+
+
+@lm_head_reduce.register_fake
+def _(
+    x: Tensor, _w: Tensor, _x_scale: Tensor | None = None, _w_scale: Tensor | None = None, _bias: Tensor | None = None,
+    _scale: float = 1.0, _softcap: float | None = None, top_k: int = 0, *_: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    m = x.shape[0]
+    floats = [_like(x, *shape, dtype=torch.float32) for shape in ((m,), (m,), (m, top_k))]
+    return floats[0], _like(x, m, dtype=torch.int32), floats[1], floats[2], _like(x, m, top_k, dtype=torch.int32)
 
 
 @custom_op(f"{NAMESPACE}::sample", mutates_args=())

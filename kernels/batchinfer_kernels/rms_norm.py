@@ -28,7 +28,7 @@ def _rms_norm_kernel(
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32) + weight_offset
     x = x * tl.rsqrt(tile_sum(x * x) / n + eps) * weight
     # a weight offset turns the zeros beyond the row's end into zeros still: x is zero there
-    emit_row(x, row, out_ptr, scale_ptr, smoothing_ptr, at, inside, n, ROTATION)
+    emit_row(x, row, out_ptr, scale_ptr, smoothing_ptr, at, inside, n, ROTATION, ROWS, COLUMNS)
 
 
 def _launch(

@@ -222,16 +222,19 @@ def rope_and_kv_write(
     slots: torch.Tensor,
     rope: Rope,
     kv: PagedKV,
+    *,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Embed ``q [num_tokens, num_heads, head_dim]``, write embedded ``k`` and ``v`` into the cache, return the queries.
 
+    Queries are in ``out_dtype``, by default the type of ``q``.
     ``k`` and ``v`` are ``[num_tokens, num_kv_heads, head_dim]``; all three may be views of one fused projection.
     ``positions [num_tokens]`` and ``slots [num_tokens]`` are integers; a slot is ``block * block_size + offset``, and a
     negative one writes nothing (padding). No two tokens may have the same slot. Reads and writes each number once.
     """
     _check(q, k, v, rope, kv)
     num_tokens, num_heads, head_dim = q.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=out_dtype or q.dtype, device=q.device)
     if not num_tokens:
         return out
     half = rope.cos.shape[1]

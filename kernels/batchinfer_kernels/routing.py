@@ -24,6 +24,15 @@ class Routing:
     offsets: torch.Tensor
     """int32 ``[num_experts + 1]``: expert e has the places ``offsets[e] .. offsets[e + 1]`` of ``order``."""
 
+    def tokens(self) -> torch.Tensor:
+        """The token at each place of ``order``, int32."""
+        return self.order // self.weights.shape[1]
+
+    def experts(self) -> torch.Tensor:
+        """The expert at each place of ``order``, int32."""
+        places = torch.arange(len(self.order), dtype=torch.int32, device=self.order.device)
+        return torch.searchsorted(self.offsets[1:], places, right=True, out_int32=True)
+
 
 def route(
     logits: torch.Tensor,

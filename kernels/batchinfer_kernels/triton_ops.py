@@ -1,14 +1,17 @@
 """The Triton kernels behind the interface of the CPU's ops, so that one call site of a fused layer serves both.
 
 What differs is what the engine makes once: caches are :class:`~batchinfer_kernels.paged_kv.PagedKV`, and products apply
-their scales themselves, so that activations are always tensors. ``reduce_logits`` has no counterpart: ``lm_head_argmax``
-never has logits, and ``sample`` and ``token_logprobs`` take whole rows. Importing this needs Triton.
+their scales themselves, so that activations are always tensors. The head's product is the exception: it comes as a
+:class:`HeadProduct`, and ``reduce_logits`` multiplies and reduces at once, so that logits are never in memory.
+
+Nothing here reads a value back to the host or allocates by one, so that CUDA graphs can hold it; ``plan_attention`` alone
+works on the host. Importing this needs Triton.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -17,6 +20,7 @@ from batchinfer_kernels.attention_plan import AttentionPlan as DevicePlan
 from batchinfer_kernels.attention_plan import QuerySpan, plan_attention
 from batchinfer_kernels.cpu.operands import PLAIN_INT8, Accumulated, Int8Rows
 from batchinfer_kernels.kv_write import kv_write
+from batchinfer_kernels.lm_head import HeadReduction, HeadWeights, lm_head_reduce
 from batchinfer_kernels.paged_attention import AttentionForm, paged_attention
 from batchinfer_kernels.quantize import quantize_rows
 from batchinfer_kernels.rms_norm import rms_norm, rms_norm_quantize
@@ -24,10 +28,35 @@ from batchinfer_kernels.rope_and_kv_write import Rope, rope_and_kv_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
-    from batchinfer_kernels.cpu.interface import AttentionPlan
-    from batchinfer_kernels.cpu.operands import Activation, Activations, AttentionBatch, Int8Recipe, RotaryEmbedding
-    from batchinfer_kernels.paged_kv import PagedKV
+    from batchinfer_kernels.cpu.operands import (
+        Activation,
+        Activations,
+        AttentionBatch,
+        Int8Recipe,
+        LogitsReduction,
+        RotaryEmbedding,
+    )
+
+
+class StepPlan(Protocol):
+    """A step's batch on the device, and the work in attention of each kind of layer."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows that are not padding."""
+
+    @property
+    def block_tables(self) -> torch.Tensor:
+        """int32 ``[num_sequences, max_blocks]``."""
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """int32, of each row."""
+
+    def of(self, group_size: int, window: int | None) -> DevicePlan:
+        """The work for so many query heads a kv head."""
 
 
 @dataclass(slots=True)
@@ -49,10 +78,29 @@ class TritonPlan:
         return self._plans[key]
 
 
+@dataclass(frozen=True, slots=True)
+class HeadProduct:
+    """Logits that are not computed yet: ``rows @ head.w.T``."""
+
+    rows: torch.Tensor | Int8Rows
+    head: HeadWeights
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and words, as of the logits."""
+        rows = self.rows.values if isinstance(self.rows, Int8Rows) else self.rows
+        return len(rows), len(self.head.w)
+
+
 class TritonOps:
     """See :class:`~batchinfer_kernels.cpu.interface.Ops`; plans do not look for shared prefixes by themselves."""
 
     name = "triton"
+
+    def __init__(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+        """``dtype`` is what products with INT8 weights come in; weights are kept on ``device``."""
+        self.dtype = dtype
+        self.device = torch.device(device)
 
     def rms_norm(
         self, x: Activations, weight: torch.Tensor, eps: float, *, residual: torch.Tensor | None = None,
@@ -96,20 +144,24 @@ class TritonOps:
 
     def rope_and_kv_write(
         self, query: Activations, key: Activations, value: Activations, rope: RotaryEmbedding, *,
-        positions: torch.Tensor, slots: torch.Tensor, layer: PagedKV, out_dtype: torch.dtype | None = None,
+        positions: torch.Tensor, slots: torch.Tensor, layer: Any, out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.rope_and_kv_write`."""
+        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.rope_and_kv_write`; ``layer`` is a ``PagedKV``."""
         q, k, v = (_heads(x, layer.head_dim) for x in (query, key, value))
-        form = Rope(rope.cos, rope.sin, rope.interleaved, rope.q_norm, rope.k_norm, rope.norm_offset, rope.norm_eps)
-        out = rope_and_kv_write(q, k, v, positions, slots, form, layer)
-        return out if out_dtype is None else out.to(out_dtype)
+        if rope.cos.shape[1]:
+            form = Rope(rope.cos, rope.sin, rope.interleaved, rope.q_norm, rope.k_norm, rope.norm_offset, rope.norm_eps)
+            return rope_and_kv_write(q, k, v, positions, slots, form, layer, out_dtype=out_dtype)
+        # a layer without positions (SmolLM3)
+        q, k = _normed(q, rope.q_norm, rope), _normed(k, rope.k_norm, rope)
+        kv_write(k, v, slots, layer)
+        return q.to(out_dtype or q.dtype).contiguous()
 
-    def kv_write(self, key: Activations, value: Activations, slots: torch.Tensor, layer: PagedKV) -> None:
-        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.kv_write`."""
+    def kv_write(self, key: Activations, value: Activations, slots: torch.Tensor, layer: Any) -> None:
+        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.kv_write`; ``layer`` is a ``PagedKV``."""
         kv_write(_heads(key, layer.head_dim), _heads(value, layer.head_dim), slots, layer)
 
     def plan_attention(
-        self, batch: AttentionBatch, layer: PagedKV, num_heads: int, least_shared: Sequence[int] = ()
+        self, batch: AttentionBatch, layer: Any, num_heads: int, least_shared: Sequence[int] = ()
     ) -> TritonPlan:
         """See :meth:`~batchinfer_kernels.cpu.interface.Ops.plan_attention`; the batch's tensors are on the host."""
         del num_heads, least_shared
@@ -126,17 +178,53 @@ class TritonOps:
         )
 
     def paged_attention(
-        self, query: torch.Tensor, layer: PagedKV, plan: AttentionPlan, *, scale: float, window: int | None = None,
+        self, query: torch.Tensor, layer: Any, plan: Any, *, scale: float, window: int | None = None,
         softcap: float | None = None, sinks: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.paged_attention`."""
-        if not isinstance(plan, TritonPlan):
+        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.paged_attention`; ``plan`` is a :class:`StepPlan`."""
+        if not hasattr(plan, "of"):
             raise TypeError("the plan was not made by these ops")
         work = plan.of(query.shape[1] // layer.num_kv_heads, window)
         form = AttentionForm(scale, window, softcap, sinks)
         out = paged_attention(query, layer, plan.block_tables, plan.positions, work, form)
         out[plan.num_tokens :] = 0  # padding, which no program writes
         return out if out_dtype is None else out.to(out_dtype)
+
+    def reduce_logits(
+        self, reduction: LogitsReduction, logits: Any, first_column: int, *, scale: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:  # fmt: skip
+        """See :meth:`~batchinfer_kernels.cpu.interface.Ops.reduce_logits`; ``logits`` is a :class:`HeadProduct`.
+
+        Logits in memory would be the cost this is there to save. They are not cut into slices: ``first_column`` is 0.
+        """
+        if not isinstance(logits, HeadProduct) or first_column:
+            raise TypeError("these ops reduce a HeadProduct, whole")
+        given = logits.rows
+        rows, row_scale = (given.values, given.scales) if isinstance(given, Int8Rows) else (given, None)
+        keeps = bool(reduction.kept)
+        found = lm_head_reduce(
+            rows, replace(logits.head, logits_scale=scale, softcap=softcap), x_scale=row_scale, top_k=reduction.top_k,
+            place=reduction.place if keeps else None, logits=reduction.logits if keeps else None,
+        )  # fmt: skip
+        _note(reduction, found)
+
+
+def _note(reduction: LogitsReduction, found: HeadReduction) -> None:
+    reduction.best, reduction.has_nan = found.best, found.best.isnan()
+    reduction.best_index = found.token.long()
+    if reduction.top_k:
+        reduction.top_values, reduction.top_indices = found.top_values, found.top_tokens.long()
+    if reduction.peak is not None:
+        reduction.peak, reduction.total = found.log_sum_exp(), torch.ones_like(found.best)
+
+
+def _normed(heads: torch.Tensor, weight: torch.Tensor | None, rope: RotaryEmbedding) -> torch.Tensor:
+    """Each head of ``[num_tokens, num_heads, head_dim]`` normed, if the rope has norms."""
+    if weight is None:
+        return heads
+    rows = heads.reshape(-1, heads.shape[2])
+    return rms_norm(rows, weight, rope.norm_eps, weight_offset=rope.norm_offset).view(heads.shape)
 
 
 def _tensor(x: Activations) -> torch.Tensor:

@@ -92,15 +92,19 @@ def forward_of(model, layers, dtype, owns_model, quantization, block_size, cache
     return choose_forward(loaded, layers, attention, quantization, owns_model=owns_model, peers=peers), attention
 
 
+STEPS = ((13, 4), (6, 1), (1, 1), (1, 1), (1, 1), (1, 0))
+"""Tokens of both sequences, step by step."""
+
+
 @torch.inference_mode()
-def logits_of(forward, attention, store=None, adapters=(None, None)):
+def logits_of(forward, attention, store=None, adapters=(None, None), steps=STEPS):
     """Both sequences: a chunk of the first beside the second, the rest, then four tokens each, with padding rows.
 
     ``adapters`` are what the sequences use, opened by ``store``.
     """
     tables, sequences = [[3, 9, 1], [7, 2, 12]], [[*prompt, *range(20, 20 + ANSWER)] for prompt in PROMPTS]
     done, logits = [0, 0], [[], []]
-    for counts in ((13, 4), (6, 1), (1, 1), (1, 1), (1, 1), (1, 0)):
+    for counts in steps:
         rows = [(i, p) for i, count in enumerate(counts) for p in range(done[i], done[i] + count)]
         spans, row = [], 0
         for i, count in enumerate(counts):

@@ -54,7 +54,7 @@ def examples() -> dict[str, tuple[tuple[object, ...], dict[str, object]]]:
         "rms_norm_quantize": ((x, randn(32), 1e-5), {"residual": randn(3, 32), "rotation": 16}),
         "act_and_mul": ((wide, "silu"), {}),
         "act_and_mul_quantize": ((wide, "gelu_tanh"), {"smoothing": torch.ones(32)}),
-        "quantize_rows": ((x,), {"rotation": 16}),
+        "quantize_rows": ((x, torch.ones(2, 32)), {"rotation": 16, "source": int32(2, 0), "groups": int32(0, 1)}),
         "int8_gemm": ((a, w, w_scale, BF16), {"a_scale": a_scale, "bias": randn(16)}),
         "fp8_gemm": ((*fp8, a_scale, w_scale, F32), {}),
         "int4_gemm": ((randn(3, 128), *packed), {}),
@@ -66,6 +66,16 @@ def examples() -> dict[str, tuple[tuple[object, ...], dict[str, object]]]:
         "merge_states": ((randn(2, 3, 2, 16), randn(2, 3, 2)), {}),
         "embedding": ((int32(3, 0), randn(5, 32)), {"scale": 2.0}),
         "lm_head_argmax": ((x, randn(40, 32)), {}),
+        "lm_head_reduce": (
+            (a, w),
+            {
+                "x_scale": a_scale,
+                "w_scale": w_scale,
+                "top_k": 2,
+                "place": int32(-1, 1, 0),
+                "logits": torch.zeros(2, 16),
+            },
+        ),
         "sample": ((randn(3, 48), *columns, torch.arange(3), int32(0, 1, 2)), {}),
         "change_logits": (
             (

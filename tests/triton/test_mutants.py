@@ -14,9 +14,11 @@ bound = functools.partial
 
 QUANTIZED = [
     bound(test_rows.test_rotation_is_orthogonal_and_hadamard, 32),
-    test_rows.test_rotation_keeps_float32s_precision,
+    bound(test_rows.test_rotation_keeps_float32s_precision, 64),
+    bound(test_rows.test_rotation_keeps_float32s_precision, 512),
     test_rows.test_quantisation_rounds_half_to_even_and_reaches_127,
     bound(test_rows.test_zero_tiny_and_broken_rows, 0),
+    test_rows.test_rows_are_gathered_and_smoothed_by_their_groups,
     test_rows.test_rms_norm_quantize,
 ]
 KILLERS = {
@@ -79,6 +81,8 @@ KILLERS = {
     "lm_head": [
         test_heads.test_the_lowest_of_equal_tokens_wins_even_across_tiles,
         bound(test_heads.test_a_broken_row_has_no_token_and_its_neighbours_do, float("nan")),
+        test_heads.test_the_largest_among_equals_nan_and_nothing,
+        bound(test_heads.test_lm_head_reduce, torch.int8, torch.int8),
         test_heads.test_lm_head_argmax,
     ],
     "sampler": [

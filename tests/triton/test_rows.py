@@ -57,7 +57,7 @@ def test_rms_norm_reads_rows_of_a_wider_matrix():
 
 @EXPLORE
 @given(
-    num_tokens=st.integers(0, 4), width=st.integers(1, 12), rotation=st.sampled_from([0, 16, 32, 64]),
+    num_tokens=st.integers(0, 4), width=st.integers(1, 12), rotation=st.sampled_from([0, 16, 64, 128, 512]),
     dtype=st.sampled_from(DTYPES), smooth=st.booleans(), with_residual=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_rms_norm_quantize(num_tokens, width, rotation, dtype, smooth, with_residual, seed):
@@ -73,7 +73,7 @@ def test_rms_norm_quantize(num_tokens, width, rotation, dtype, smooth, with_resi
     assert residual is None or torch.equal(residual, expected_residual)
 
 
-@pytest.mark.parametrize("rotation", [16, 32, 64])
+@pytest.mark.parametrize("rotation", [16, 32, 64, 128, 512])
 def test_rotation_is_orthogonal_and_hadamard(rotation):
     """Rotating a unit vector spreads it evenly: every number of its block has the same size."""
     x = torch.zeros(2, rotation * 2)
@@ -87,14 +87,40 @@ def test_rotation_is_orthogonal_and_hadamard(rotation):
     torch.testing.assert_close(scale * 127, torch.tensor([1.0, 5.0]) / rotation**0.5)
 
 
-def test_rotation_keeps_float32s_precision():
+@pytest.mark.parametrize("rotation", [64, 512])
+def test_rotation_keeps_float32s_precision(rotation):
     """Three bfloat16 parts make the product exact, so a number beside one 2**16 times larger is not lost."""
-    x = torch.zeros(1, 64)
-    x[0, 0], x[0, 1] = 2.0**16, 1.0 + 2.0**-6
-    expected = quantize.quantize_rows_reference(x, rotation=64)
-    assert_quantized(quantize.quantize_rows(x, rotation=64), expected)
-    exact = (x.double() @ reference.hadamard(64).double()).abs().max()
-    torch.testing.assert_close(quantize.quantize_rows(x, rotation=64)[1][0].double() * 127, exact, rtol=1e-6, atol=0)
+    x = rows(2, rotation)
+    x[0] = 0.0
+    x[0, 0], x[0, 1], x[0, rotation - 1] = 2.0**16, 1.0 + 2.0**-6, 0.75
+    actual = quantize.quantize_rows(x, rotation=rotation)
+    assert_quantized(actual, quantize.quantize_rows_reference(x, rotation=rotation))
+    exact = (x.double() @ reference.hadamard(rotation).double()).abs().amax(dim=1)
+    torch.testing.assert_close(actual[1].double() * 127, exact, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("n", [4096, 8192])
+def test_the_recipes_rotation_at_production_widths(n):
+    """Blocks of 512: each is several rows of a tile, which are rotated among each other; a wider row has wider ones."""
+    x = rows(2, n)
+    x[0, 700], x[1, n - 1] = 300.0, -200.0
+    smoothing = rows(1, n, seed=1)[0].abs() + 0.1
+    actual = quantize.quantize_rows(x, smoothing=smoothing, rotation=512)
+    assert_quantized(actual, quantize.quantize_rows_reference(x, smoothing=smoothing, rotation=512))
+
+
+def test_rows_are_gathered_and_smoothed_by_their_groups():
+    """What experts read: a token's row once a choice, with the factors of the expert it goes to."""
+    x, wide = rows(3, 64), rows(5, 128, seed=1)
+    smoothing = rows(4, 64, seed=2).abs() + 0.1
+    source, groups = torch.tensor([2, 0, 0, 1, 2], dtype=torch.int32), torch.tensor([0, 0, 2, 3, 3])
+    options = {"smoothing": smoothing, "rotation": 16, "groups": groups}
+    actual = quantize.quantize_rows(x, source=source, **options)
+    assert_quantized(actual, quantize.quantize_rows_reference(x, source=source, **options))
+    by_hand = quantize.quantize_rows_reference(x[1:2] * smoothing[3], rotation=16)
+    assert_quantized((actual[0][3:4], actual[1][3:4]), by_hand)
+    activated = act_and_mul.act_and_mul_quantize(wide, "silu", **options)
+    assert_quantized(activated, act_and_mul.act_and_mul_quantize_reference(wide, "silu", **options))
 
 
 def test_quantisation_rounds_half_to_even_and_reaches_127():
@@ -130,7 +156,7 @@ def test_act_and_mul(dtype, activation, n):
 
 @EXPLORE
 @given(
-    num_tokens=st.integers(0, 3), width=st.integers(1, 9), rotation=st.sampled_from([0, 16, 64]),
+    num_tokens=st.integers(0, 3), width=st.integers(1, 9), rotation=st.sampled_from([0, 64, 256]),
     activation=st.sampled_from(["silu", "gelu_tanh"]), dtype=st.sampled_from(DTYPES), smooth=st.booleans(),
     seed=st.integers(0, 99),
 )  # fmt: skip
@@ -142,7 +168,7 @@ def test_act_and_mul_quantize(num_tokens, width, rotation, activation, dtype, sm
     assert_quantized(actual, act_and_mul.act_and_mul_quantize_reference(x, activation, **options))
 
 
-@pytest.mark.parametrize("rotation", [0, 64])
+@pytest.mark.parametrize("rotation", [0, 64, 128])
 def test_act_and_mul_quantize_sees_the_whole_of_a_long_row(rotation):
     """The largest number may lie in any chunk."""
     n = act_and_mul.CHUNK + 128
@@ -160,6 +186,9 @@ def test_act_and_mul_quantize_sees_the_whole_of_a_long_row(rotation):
         (lambda: rms_norm.rms_norm(torch.zeros(2, 32), torch.zeros(32), EPS, residual=torch.zeros(2, 16)), "residual"),
         (lambda: quantize.quantize_rows(torch.zeros(2, 48), rotation=32), "rotation"),
         (lambda: quantize.quantize_rows(torch.zeros(2, 48), rotation=8), "rotation"),
+        (lambda: quantize.quantize_rows(torch.zeros(2, 2048), rotation=1024), "rotation"),
+        (lambda: quantize.quantize_rows(torch.zeros(2, 48), smoothing=torch.ones(3, 48)), "smoothing"),
+        (lambda: quantize.quantize_rows(torch.zeros(2, 48), groups=torch.zeros(2)), "groups"),
         (lambda: act_and_mul.act_and_mul(torch.zeros(2, 48), "silu"), "multiple of 16"),
         (lambda: act_and_mul.act_and_mul(torch.zeros(2, 64), "relu"), "relu"),
     ],

@@ -4,10 +4,17 @@ import pytest
 import torch
 
 from batchinfer_kernels.cpu.kv_cache import KVShape, PagedKVCache
-from batchinfer_kernels.cpu.operands import Accumulated, AttentionBatch, Int8Recipe, RotaryEmbedding
+from batchinfer_kernels.cpu.operands import (
+    Accumulated,
+    AttentionBatch,
+    Int8Recipe,
+    LogitsReduction,
+    RotaryEmbedding,
+)
 from batchinfer_kernels.cpu.torch_ops import TorchOps
+from batchinfer_kernels.lm_head import HeadWeights
 from batchinfer_kernels.paged_kv import PagedKV
-from batchinfer_kernels.triton_ops import TritonOps
+from batchinfer_kernels.triton_ops import HeadProduct, TritonOps
 from tests.triton.checks import assert_quantized
 
 HEADS, KV_HEADS, DIM, HIDDEN = 4, 2, 16, 64
@@ -64,6 +71,43 @@ def test_int8_rows_are_the_cpus(recipe):
     }
     for ours, theirs in zip(rows["triton"], rows["torch"], strict=True):
         assert_quantized((ours.values, ours.scales), (theirs.values, theirs.scales))
+
+
+def test_logits_are_reduced_as_the_cpu_reduces_them():
+    """Best, largest, log-sum-exp, kept rows, a row of NaN: without logits in memory on one side, in slices on the other."""
+    generator = torch.Generator().manual_seed(7)
+    x, w = (torch.randn(n, 32, generator=generator) for n in (4, 200))
+    x[2, 5] = float("nan")
+    options = {"top_k": 5, "log_sum_exp": True, "kept": [3, 1], "num_columns": 200}
+    ours, theirs = LogitsReduction(4, **options), LogitsReduction(4, **options)
+    TritonOps().reduce_logits(ours, HeadProduct(x, HeadWeights(w)), 0, scale=0.3, softcap=2.0)
+    for first in (0, 90):
+        part = slice(first, 90 if first == 0 else 200)
+        TorchOps().reduce_logits(theirs, x @ w[part].T, first, scale=0.3, softcap=2.0)
+    assert ours.has_nan.tolist() == theirs.has_nan.tolist() == [False, False, True, False]
+    good = [0, 1, 3]
+    for name in ("best", "best_index", "top_values", "top_indices"):
+        torch.testing.assert_close(getattr(ours, name)[good], getattr(theirs, name)[good], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.log_sum_exp(), theirs.log_sum_exp(), rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TypeError, match="HeadProduct"):
+        TritonOps().reduce_logits(ours, x @ w.T, 0)
+
+
+def test_a_layer_without_positions_norms_and_writes_as_it_is():
+    found = {}
+    generator = torch.Generator().manual_seed(8)
+    q, k, v = (torch.randn(3, n * DIM, generator=generator) for n in (HEADS, KV_HEADS, KV_HEADS))
+    rope = RotaryEmbedding(
+        torch.empty(64, 0), torch.empty(64, 0), q_norm=torch.full((DIM,), 2.0), k_norm=torch.ones(DIM)
+    )
+    for ops in (TorchOps(), TritonOps()):
+        cache = caches()[ops.name]
+        slots, positions = torch.tensor([16, 17, 18]), torch.arange(3)
+        query = ops.rope_and_kv_write(q, k, v, rope, positions=positions, slots=slots, layer=cache, out_dtype=F32)
+        plan = ops.plan_attention(AttentionBatch.of([3], [3], [[1]]), cache, HEADS)
+        found[ops.name] = ops.paged_attention(query, cache, plan, scale=0.25)
+    torch.testing.assert_close(found["triton"], found["torch"], rtol=1e-4, atol=1e-5)
 
 
 def test_what_only_the_cpu_has_is_refused():

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from batchinfer.models.fused.linear import Int8Linear, PackedLinear, WeightOnlyLinear
+from batchinfer.models.fused.linear import PackedLinear
 from batchinfer.models.fused.rotation import rotate
 from batchinfer_kernels.cpu import Accumulated, Int8Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from batchinfer.models.fused.linear import Linear, Operand
     from batchinfer.models.fused.spec import Norm, Projection
-    from batchinfer_kernels.cpu import Ops
+    from batchinfer_kernels.cpu import Int8Recipe, Ops
     from batchinfer_kernels.cpu.operands import Activation, Activations
 
 MIN_ROWS = 4
@@ -39,8 +39,8 @@ class Target:
 class Delta:
     """An adapter's two products for one projection, all of its modules side by side."""
 
-    down: PackedLinear
-    up: PackedLinear
+    down: Linear
+    up: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class AdapterGroup:
     num_rows: int
 
     @classmethod
-    def of(cls, deltas: Mapping[str, Delta], rows: Sequence[int]) -> AdapterGroup:
+    def of(cls, deltas: Mapping[str, Delta], rows: Sequence[int], device: torch.device | str = "cpu") -> AdapterGroup:
         """The group of these rows of the packed batch."""
         filled = [*rows, *[rows[0]] * (MIN_ROWS - len(rows))]
-        return cls(deltas, torch.tensor(filled, dtype=torch.int64), len(rows))
+        return cls(deltas, torch.tensor(filled, dtype=torch.int64).to(device), len(rows))
 
 
 @dataclass(slots=True)
@@ -69,6 +69,10 @@ class AdapterSlots:
     targets: dict[str, Target] = field(default_factory=dict)
     """By module: ``layers.3.self_attn.q_proj``."""
     groups: Sequence[AdapterGroup] = ()
+    make: Callable[[Ops, Linear, Projection, AdapterSlots], AdaptedLinear] | None = None
+    """Gives a linear room for adapters; None: :class:`AdaptedLinear`."""
+    device: torch.device | str = "cpu"
+    """Where rows and weights are."""
 
     def wrap(self, ops: Ops, projection: Projection, linear: Linear) -> Linear:
         """The linear with room for adapters, if its projection has modules that one can name."""
@@ -78,7 +82,7 @@ class AdapterSlots:
         for module, part in zip(projection.modules, projection.parts, strict=True):
             self.targets[module] = Target(projection.name, offset, part.in_features, part.out_features)
             offset += part.out_features
-        adapted = AdaptedLinear(ops, linear, projection, self)
+        adapted = (self.make or AdaptedLinear)(ops, linear, projection, self)
         self.linears[projection.name] = adapted
         return adapted
 
@@ -93,8 +97,9 @@ class AdaptedLinear:
         self._name = projection.name
         self._scale = projection.scale
         self._shape = (projection.out_features, projection.in_features)
+        self._recipe: Int8Recipe | None = getattr(inner, "recipe", None)
         # what rows come as: an INT8 linear's are widened to float32
-        self.dtype = torch.float32 if isinstance(inner, Int8Linear) else _row_dtype(inner)
+        self.dtype: torch.dtype = getattr(inner, "row_dtype", torch.float32)
 
     def num_bytes(self, ranks: Iterable[int]) -> int:
         """Size of a delta of modules of these ranks."""
@@ -115,10 +120,10 @@ class AdaptedLinear:
             down[first : first + len(a)] = a.float()
             up[offset : offset + len(b), first : first + len(a)] = b.float() * (scale * self._scale)
             first += len(a)
-        return Delta(
-            PackedLinear(self._ops, self._for_rows(down), None, self.dtype),
-            PackedLinear(self._ops, up, None, self.dtype),
-        )
+        return self._delta(self._for_rows(down), up)
+
+    def _delta(self, down: torch.Tensor, up: torch.Tensor) -> Delta:
+        return Delta(*(PackedLinear(self._ops, matrix, None, self.dtype) for matrix in (down, up)))
 
     def norm(self, x: Activations, norm: Norm, residual: torch.Tensor | None) -> Operand:
         """See :meth:`~batchinfer.models.fused.linear.Linear.norm`."""
@@ -146,25 +151,22 @@ class AdaptedLinear:
         out = self._ops.convert(product, torch.float32) if isinstance(product, Accumulated) else product
         for group in groups:
             delta = group.deltas[self._name]
-            added = delta.up(delta.down(_rows(x, group.rows, self.dtype)))[: group.num_rows]
-            out.index_add_(0, group.rows[: group.num_rows], added.to(out.dtype))
+            narrow = delta.down(_rows(x, group.rows, self.dtype))
+            assert isinstance(narrow, torch.Tensor)
+            added = delta.up(narrow)
+            assert isinstance(added, torch.Tensor)
+            out.index_add_(0, group.rows[: group.num_rows], added[: group.num_rows].to(out.dtype))
         return out
 
     def _for_rows(self, down: torch.Tensor) -> torch.Tensor:
         """``A`` for rows as the linear reads them: INT8 rows are smoothed and rotated, and ``A`` must be so inversely."""
-        if not isinstance(self._inner, Int8Linear):
+        if (recipe := self._recipe) is None:
             return down
-        recipe = self._inner.recipe
-        return rotate(down if recipe.smoothing is None else down / recipe.smoothing, recipe.rotation)
+        return rotate(down if recipe.smoothing is None else down / recipe.smoothing.cpu(), recipe.rotation)
 
 
 def _padded_rank(rank: int) -> int:
     return -(-rank // RANK_MULTIPLE) * RANK_MULTIPLE
-
-
-def _row_dtype(linear: Linear) -> torch.dtype:
-    assert isinstance(linear, PackedLinear | WeightOnlyLinear)
-    return linear.row_dtype
 
 
 def _rows(x: Operand, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

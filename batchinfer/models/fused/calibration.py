@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from batchinfer.models.fused.convert import build_layer
+from batchinfer.models.fused.kinds import kinds_of
 from batchinfer.models.fused.layer import LayerRunner, Step
-from batchinfer.models.fused.linear import PackedLinear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,11 +32,11 @@ ROUTER = "router"
 class Statistics:
     """What was seen of the rows that a projection reads."""
 
-    def __init__(self, columns: int, *, has_products: bool) -> None:
+    def __init__(self, columns: int, *, has_products: bool, device: torch.device | str = "cpu") -> None:
         self.count = 0
-        self.peak = torch.zeros(columns)
+        self.peak = torch.zeros(columns, device=device)
         """Largest magnitude of each channel, float32 ``[in]``."""
-        self.products = torch.zeros(columns, columns) if has_products else None
+        self.products = torch.zeros(columns, columns, device=device) if has_products else None
         """Sum of each row's outer product with itself, float32 ``[in, in]``; None if it was not asked for."""
 
     def add(self, rows: torch.Tensor) -> None:
@@ -55,7 +55,7 @@ class Statistics:
 class _Observed:
     """A linear that notes the rows it is given."""
 
-    def __init__(self, inner: PackedLinear, seen: Statistics) -> None:
+    def __init__(self, inner: Linear, seen: Statistics) -> None:
         self._inner = inner
         self._seen = seen
 
@@ -68,7 +68,7 @@ class _Observed:
     def convert(self, x: Activations) -> Operand:
         return self._inner.convert(x)
 
-    def __call__(self, x: Operand) -> torch.Tensor:
+    def __call__(self, x: Operand) -> Activations:
         assert isinstance(x, torch.Tensor)
         self._seen.add(x)
         return self._inner(x)
@@ -91,8 +91,9 @@ class Calibration:
         self._ops = ops
         self._spec = spec
         self._context_of = context_of
-        self._positions = torch.cat([torch.arange(len(text)) for text in texts])
-        self._residual = spec.embed(torch.tensor([token for text in texts for token in text]))
+        device = spec.embedding.device
+        self._positions = torch.cat([torch.arange(len(text)) for text in texts]).to(device)
+        self._residual = spec.embed(torch.tensor([token for text in texts for token in text], device=device))
         self._x: Activations | None = None
         self._run_layer = LayerRunner(ops, torch.float32)
 
@@ -105,8 +106,8 @@ class Calibration:
         seen: dict[str, Statistics] = {}
 
         def observe(name: str, weight: torch.Tensor, bias: torch.Tensor | None, *, has_products: bool) -> _Observed:
-            seen[name] = Statistics(weight.shape[1], has_products=has_products)
-            return _Observed(PackedLinear(self._ops, weight, bias, torch.float32), seen[name])
+            seen[name] = Statistics(weight.shape[1], has_products=has_products, device=weight.device)
+            return _Observed(kinds_of(self._ops).plain(self._ops, weight, bias, torch.float32), seen[name])
 
         def make(projection: Projection) -> Linear:
             is_expert = ".experts." in projection.name
@@ -130,6 +131,6 @@ class Calibration:
         rows = self._ops.rms_norm(
             x, norm.weight, norm.eps, residual=residual, weight_offset=norm.offset, out_dtype=torch.float32
         )
-        seen = Statistics(rows.shape[1], has_products=True)
+        seen = Statistics(rows.shape[1], has_products=True, device=rows.device)
         seen.add(rows)
         return seen

@@ -8,9 +8,9 @@ import torch
 
 from batchinfer.models.fused.adapted import AdapterSlots
 from batchinfer.models.fused.decoder import FusedDecoder
+from batchinfer.models.fused.kinds import CPU, kinds_of
 from batchinfer.models.fused.layer import FusedLayer
-from batchinfer.models.fused.linear import PackedLinear
-from batchinfer.models.fused.mlp import DenseMlp, ExpertsMlp
+from batchinfer.models.fused.mlp import DenseMlp
 from batchinfer.models.fused.spec import ExpertsSpec, MlpSpec
 from batchinfer.models.parallel.fused import share_layer
 
@@ -69,7 +69,8 @@ class PlainMaker:
 
 def pack(ops: Ops, dtype: torch.dtype) -> PlainMaker:
     """Linears in ``dtype``, not quantised."""
-    return PlainMaker(lambda projection: PackedLinear(ops, projection.weight(), projection.bias(), dtype))
+    make = kinds_of(ops).plain
+    return PlainMaker(lambda projection: make(ops, projection.weight(), projection.bias(), dtype))
 
 
 def convert(
@@ -86,7 +87,7 @@ def convert(
     With ``releases_weights`` the model's own weights go as theirs are made, so that at no time more than one layer is
     held twice; the model cannot run afterwards. A head that shares the embeddings' tensor keeps it.
     """
-    adapters = AdapterSlots()
+    adapters = AdapterSlots(make=kinds_of(ops).adapted, device=spec.embedding.device)
 
     def make_one(projection: Projection) -> Linear:
         linear = adapters.wrap(ops, projection, make(projection))
@@ -108,14 +109,15 @@ def convert(
 def build_layer(
     layer: LayerSpec, make: MakeLinear, ops: Ops, *, make_router: Callable[[torch.Tensor], Linear] | None = None
 ) -> FusedLayer:
-    """One layer; routers are float32 whatever the linears are."""
+    """One layer; routers are float32 whatever the linears are. With ``make_router`` linears need not be the ops' kind."""
     qkv, o = make(layer.qkv), make(layer.o)
     mlp: Mlp
     if isinstance(layer.mlp, ExpertsSpec):
         weight = layer.mlp.router
-        router = make_router(weight) if make_router else PackedLinear(ops, weight, None, torch.float32)
+        kinds = CPU if make_router else kinds_of(ops)  # expert by expert, any linear will do
+        router = make_router(weight) if make_router else kinds.plain(ops, weight, None, torch.float32)
         experts = [_mlp(expert, make) for expert in layer.mlp.experts]
-        mlp = ExpertsMlp(ops, router, layer.mlp.top_k, experts, renormalize=layer.mlp.renormalize)
+        mlp = kinds.experts(ops, router, layer.mlp.top_k, experts, renormalize=layer.mlp.renormalize)
     else:
         mlp = _mlp(layer.mlp, make)
     return FusedLayer(layer, qkv, o, mlp)

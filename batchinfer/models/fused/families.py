@@ -105,8 +105,9 @@ class _Family:
     def _table(self, layer_type: str | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of all positions, float32 ``[num_positions, rotary_dim / 2]``, shared between layers."""
         if layer_type not in self._tables:
-            positions = torch.arange(self._num_positions).unsqueeze(0)
-            arguments = (torch.zeros(1), positions, *([] if layer_type is None else [layer_type]))
+            device = next(self._rotary.buffers()).device
+            positions = torch.arange(self._num_positions, device=device).unsqueeze(0)
+            arguments = (torch.zeros(1, device=device), positions, *([] if layer_type is None else [layer_type]))
             cos, sin = self._rotary(*arguments)
             half = cos.shape[-1] // 2  # the second half repeats the first
             self._tables[layer_type] = (cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchinfer_kernels.cpu import Accumulated, LogitsReduction
+from batchinfer_kernels.cpu import Accumulated, Int8Rows, LogitsReduction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,8 @@ class Head:
 
     def __call__(self, x: Operand, num_rows: int, kept: Sequence[int]) -> LogitsReduction:
         """Best words of the ``num_rows`` rows of ``x``, and the logits of rows ``kept``."""
-        reduction = LogitsReduction(num_rows, kept=kept, num_columns=self._num_words)
+        device = x.values.device if isinstance(x, Int8Rows) else x.device
+        reduction = LogitsReduction(num_rows, kept=kept, num_columns=self._num_words, device=device)
         first = 0
         for part in self._slices:
             product = part(x)

@@ -15,7 +15,7 @@ import torch
 
 from batchinfer.errors import ModelError
 from batchinfer.models.fused.convert import PlainMaker
-from batchinfer.models.fused.linear import Int8Linear, WeightOnlyLinear
+from batchinfer.models.fused.kinds import kinds_of
 from batchinfer.models.fused.rotation import rotate, rotation_block
 from batchinfer.models.fused.rounding import compensated, nearest
 from batchinfer_kernels.cpu import Int8Recipe
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from batchinfer.models.fused.calibration import Calibration, Statistics
-    from batchinfer.models.fused.linear import Linear
+    from batchinfer.models.fused.linear import Linear, QuantizedLinear
     from batchinfer.models.fused.spec import LayerSpec, Projection
     from batchinfer_kernels.cpu import Ops
 
@@ -90,7 +90,7 @@ class W8A8Maker:
         scheme: Scheme,
         calibration: Calibration | None,
         *,
-        keep: Callable[[str, Mapping[str, Int8Linear]], None] | None = None,
+        keep: Callable[[str, Mapping[str, QuantizedLinear]], None] | None = None,
     ) -> None:
         """``keep`` gets the recipe's name and all linears by name when all are made, if all were calibrated."""
         self._ops = ops
@@ -98,7 +98,7 @@ class W8A8Maker:
         self._calibration = calibration
         self._keep = keep
         self._seen: dict[str, Statistics] = {}
-        self._made: dict[str, Int8Linear] = {}
+        self._made: dict[str, QuantizedLinear] = {}
         self._num_uncalibrated = 0
 
     @property
@@ -117,7 +117,7 @@ class W8A8Maker:
         if self._calibration:
             self._seen = {"head": self._calibration.head()}
 
-    def __call__(self, projection: Projection) -> Int8Linear:
+    def __call__(self, projection: Projection) -> QuantizedLinear:
         """See :meth:`~batchinfer.models.fused.convert.LinearMaker.__call__`."""
         seen = self._seen.get(projection.name)
         if seen is not None and seen.is_usable:
@@ -138,7 +138,7 @@ class W8A8Maker:
         self._made, self._seen = {}, {}
 
 
-def w8a8(ops: Ops, projection: Projection, scheme: Scheme, seen: Statistics | None) -> Int8Linear:
+def w8a8(ops: Ops, projection: Projection, scheme: Scheme, seen: Statistics | None) -> QuantizedLinear:
     """One W8A8 linear; ``seen`` is what calibration saw of its rows, which a scheme without data does not need.
 
     Raises:
@@ -157,7 +157,7 @@ def w8a8(ops: Ops, projection: Projection, scheme: Scheme, seen: Statistics | No
     else:
         smoothed = products if smoothing is None else products * smoothing * smoothing.unsqueeze(1)
         rounded, scale = compensated(weight, rotate(rotate(smoothed, block).T, block), scheme.damping or 0.0)
-    return Int8Linear(ops, rounded.t().contiguous(), scale, projection.bias(), Int8Recipe(smoothing, block))
+    return kinds_of(ops).int8(ops, rounded, scale, projection.bias(), Int8Recipe(smoothing, block))
 
 
 def weight_only(ops: Ops) -> PlainMaker:
@@ -169,7 +169,7 @@ def weight_only(ops: Ops) -> PlainMaker:
 
     def make(projection: Projection) -> Linear:
         rounded, scale = nearest(_finite(projection))
-        return WeightOnlyLinear(ops, rounded, scale, projection.bias())
+        return kinds_of(ops).weight_only(ops, rounded, scale, projection.bias())
 
     return PlainMaker(make, RECIPES["int8-weight-only"])
 

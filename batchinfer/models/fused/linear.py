@@ -38,7 +38,18 @@ class Linear(Protocol):
         """The same product in slices of so many columns, in order; this one is of no use afterwards."""
 
 
-class _FloatRows:
+class QuantizedLinear(Linear, Protocol):
+    """One whose INT8 weights can be kept in a file."""
+
+    @property
+    def rotation(self) -> int:
+        """Block of its rows' rotation."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that makes it up, by name, on the CPU; ``weight`` is int8 ``[in, out]``."""
+
+
+class FloatRows:
     """Asks for rows in ``dtype``."""
 
     def __init__(self, ops: Ops, dtype: torch.dtype) -> None:
@@ -67,7 +78,7 @@ class _FloatRows:
         return self._ops.convert(x, self._dtype)
 
 
-class PackedLinear(_FloatRows):
+class PackedLinear(FloatRows):
     """float32 or bfloat16 weights in the layout oneDNN likes best, reordered once.
 
     Against ``F.linear`` on one core with AVX-512 BF16, 64 rows: 2.3 times as fast in float32, 1.1-1.3 times in bfloat16; and a row's
@@ -166,7 +177,7 @@ class Int8Linear:
         ]
 
 
-class WeightOnlyLinear(_FloatRows):
+class WeightOnlyLinear(FloatRows):
     """int8 weights with a scale a column, bfloat16 rows.
 
     An int8 is a bfloat16 exactly, so the weights are widened before each product, into a buffer that is let go after

@@ -41,27 +41,27 @@ class DenseMlp:
     """``down(act(gate) * up)``."""
 
     def __init__(self, gate_up: Linear, activation: Activation, down: Linear) -> None:
-        self._gate_up = gate_up
-        self._activation: Activation = activation
-        self._down = down
+        self.gate_up = gate_up
+        self.activation: Activation = activation
+        self.down = down
 
     def norm(self, x: Activations, norm: Norm, residual: torch.Tensor | None) -> Operand:
         """See :meth:`Mlp.norm`."""
-        return self._gate_up.norm(x, norm, residual)
+        return self.gate_up.norm(x, norm, residual)
 
     def convert(self, x: Activations) -> Operand:
         """See :meth:`Mlp.convert`."""
-        return self._gate_up.convert(x)
+        return self.gate_up.convert(x)
 
     def __call__(self, x: Operand) -> Activations:
         """See :meth:`Mlp.__call__`."""
-        return self._down(self._down.act_and_mul(self._gate_up(x), self._activation))
+        return self.down(self.down.act_and_mul(self.gate_up(x), self.activation))
 
     def timed(self, spent: dict[str, int]) -> DenseMlp:
         """See :meth:`Mlp.timed`."""
-        gate_up: Any = Timed(self._gate_up, LINEAR_KINDS, spent)
-        down: Any = Timed(self._down, LINEAR_KINDS, spent)
-        return DenseMlp(gate_up, self._activation, down)
+        gate_up: Any = Timed(self.gate_up, LINEAR_KINDS, spent)
+        down: Any = Timed(self.down, LINEAR_KINDS, spent)
+        return DenseMlp(gate_up, self.activation, down)
 
 
 class ExpertsMlp:
@@ -94,7 +94,7 @@ class ExpertsMlp:
         assert isinstance(logits, torch.Tensor)
         routing = route(logits, self._top_k, renormalize=self._renormalize)
         pairs, sizes = routing.order.long(), routing.offsets.diff().tolist()
-        answers = torch.empty(len(pairs), x.shape[1])
+        answers = torch.empty(len(pairs), x.shape[1], device=x.device)
         for expert, chosen in zip(self._experts, torch.split(pairs, sizes), strict=True):
             if len(chosen):
                 rows = expert.convert(x.index_select(0, _at_least(chosen // self._top_k, MIN_ROWS)))

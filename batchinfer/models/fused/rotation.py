@@ -19,7 +19,7 @@ def rotate(weight: torch.Tensor, block: int) -> torch.Tensor:
     """``weight [out, in]`` rotated by an orthonormal Hadamard matrix in blocks of its columns."""
     if not block:
         return weight
-    matrix = torch.ones(1, 1)
+    matrix = torch.ones(1, 1, device=weight.device)
     while len(matrix) < block:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
     return (weight.reshape(len(weight), -1, block) @ (matrix / math.sqrt(block))).view(weight.shape)

@@ -83,8 +83,9 @@ class Projection:
         biases = [part.bias() for part in self.parts]
         if all(bias is None for bias in biases):
             return None
+        device = next(bias.device for bias in biases if bias is not None)
         filled = [
-            torch.zeros(part.out_features) if bias is None else bias.detach().float()
+            torch.zeros(part.out_features, device=device) if bias is None else bias.detach().float()
             for part, bias in zip(self.parts, biases, strict=True)
         ]
         return torch.cat(filled) * self.scale

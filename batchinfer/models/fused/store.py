@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from batchinfer.models.fused.linear import Int8Linear
+from batchinfer.models.fused.kinds import kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
+    from batchinfer.models.fused.linear import QuantizedLinear
     from batchinfer.models.fused.spec import LayerSpec, Projection
     from batchinfer_kernels.cpu import Ops
 
@@ -53,7 +54,7 @@ class QuantizedStore:
             _log.warning("quantised weights in %s cannot be read (%s) and are made again", path, error)
             return None
 
-    def save(self, recipe: str, linears: Mapping[str, Int8Linear]) -> None:
+    def save(self, recipe: str, linears: Mapping[str, QuantizedLinear]) -> None:
         """Keep a model's linears; a disk that is full or read-only costs the next load time, no more."""
         tensors = {f"{name}.{part}": t for name, linear in linears.items() for part, t in linear.tensors().items()}
         rotations = {name: linear.rotation for name, linear in linears.items()}
@@ -115,13 +116,13 @@ class StoredMaker:
     def begin_head(self) -> None:
         """See :meth:`~batchinfer.models.fused.convert.LinearMaker.begin_head`: nothing to do."""
 
-    def __call__(self, projection: Projection) -> Int8Linear:
+    def __call__(self, projection: Projection) -> QuantizedLinear:
         """See :meth:`~batchinfer.models.fused.convert.LinearMaker.__call__`."""
         name = projection.name
         parts = [part for part in ("weight", "scale", "bias", "smoothing") if f"{name}.{part}" in self._names]
         # copies: aligned as kernels like it, and free of the file
         tensors: dict[str, torch.Tensor] = {part: self._file.get_tensor(f"{name}.{part}").clone() for part in parts}
-        return Int8Linear.of_tensors(self._ops, tensors, self._rotations[name])
+        return kinds_of(self._ops).int8_of_tensors(self._ops, tensors, self._rotations[name])
 
     def finish(self) -> None:
         """See :meth:`~batchinfer.models.fused.convert.LinearMaker.finish`."""

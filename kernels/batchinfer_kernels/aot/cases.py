@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from batchinfer_kernels.grouped_gemm import combine_experts, grouped_gemm
 from batchinfer_kernels.int4_gemm import int4_gemm
 from batchinfer_kernels.int8_gemm import int8_gemm
 from batchinfer_kernels.kv_write import kv_write
-from batchinfer_kernels.lm_head import lm_head_argmax
+from batchinfer_kernels.lm_head import HeadWeights, lm_head_argmax, lm_head_reduce
 from batchinfer_kernels.logit_changes import Entries, LogitChanges, change_logits
 from batchinfer_kernels.logprobs import token_logprobs
 from batchinfer_kernels.paged_attention import AttentionForm, paged_attention
@@ -76,16 +77,19 @@ def rows_cases() -> list[Case]:
             Case(f"rms_norm {n}", partial(rms_norm.rms_norm, x, weight, 1e-5)),
             Case(
                 f"rms_norm {n}, residual, rotation, int8",
-                partial(rms_norm.rms_norm_quantize, x, weight, 1e-5, residual=x, smoothing=smoothing, rotation=64),
+                partial(
+                    rms_norm.rms_norm_quantize, x, weight, 1e-5, residual=x, smoothing=smoothing,
+                    rotation=math.gcd(n, 512),
+                ),
             ),
-        ]
+        ]  # fmt: skip
     x = meta(64, 2 * 14336)
     found += [
         Case("silu_and_mul 14336", partial(act_and_mul.act_and_mul, x, "silu")),
-        Case("silu_and_mul 14336, rotation, int8", partial(act_and_mul.act_and_mul_quantize, x, "silu", rotation=64)),
+        Case("silu_and_mul 14336, rotation, int8", partial(act_and_mul.act_and_mul_quantize, x, "silu", rotation=512)),
         Case("gelu_and_mul 14336, int8", partial(act_and_mul.act_and_mul_quantize, x, "gelu_tanh")),
         Case("quantize_rows 4096", partial(quantize.quantize_rows, meta(64, 4096))),
-        Case("quantize_rows 4096, rotation", partial(quantize.quantize_rows, meta(64, 4096), rotation=64)),
+        Case("quantize_rows 4096, rotation", partial(quantize.quantize_rows, meta(64, 4096), rotation=512)),
     ]
     return found
 
@@ -230,6 +234,21 @@ def head_cases() -> list[Case]:
             partial(lm_head_argmax, meta(64, 4096), meta(128256, 4096)),
             UNITS,
             small=("reduce",),
+        ),
+        Case(
+            "lm_head_reduce w8a8 64 x 128256 x 4096, 20 largest, some logits",
+            partial(
+                lm_head_reduce,
+                meta(64, 4096, dtype=I8),
+                HeadWeights(meta(128256, 4096, dtype=I8), meta(128256, dtype=F32)),
+                x_scale=floats,
+                top_k=20,
+                place=integers,
+                logits=meta(8, 128256, dtype=F32),
+            ),
+            S8_UNITS,
+            small=("reduce",),
+            is_int8=True,
         ),
         # the chosen token's own logit is one number of two bytes
         Case("sample 128256", partial(sample, meta(64, 128256), rows), max_narrow_loads=1),

@@ -139,28 +139,28 @@ class LogitsReduction:
         log_sum_exp: bool = False,
         kept: Sequence[int] = (),
         num_columns: int = 0,
+        device: torch.device | str = "cpu",
     ) -> None:
         """``kept`` are the rows whose logits are wanted as they are, each once; ``num_columns`` is how many they have."""
         self.num_rows = num_rows
         self.top_k = top_k
         self.kept = tuple(kept)
-        self.logits = torch.empty(len(self.kept), num_columns)
+        self.logits = torch.empty(len(self.kept), num_columns, device=device)
         """Logits of the kept rows in their order, scaled and capped, float32 ``[len(kept), num_columns]``."""
-        self.place = torch.full((num_rows,), -1, dtype=torch.int64)
+        self.place = _places(num_rows, self.kept, torch.device(device))
         """Where in ``logits`` a row is kept, int64 ``[num_rows]``; -1 if it is not."""
-        self.place[list(self.kept)] = torch.arange(len(self.kept))
-        self.has_nan = torch.zeros(num_rows, dtype=torch.bool)
+        self.has_nan = torch.zeros(num_rows, dtype=torch.bool, device=device)
         """Whether a row holds NaN, bool ``[num_rows]``."""
-        self.best = torch.full((num_rows,), float("-inf"))
+        self.best = torch.full((num_rows,), float("-inf"), device=device)
         """The largest logit of each row, float32 ``[num_rows]``."""
-        self.best_index = torch.full((num_rows,), -1, dtype=torch.int64)
+        self.best_index = torch.full((num_rows,), -1, dtype=torch.int64, device=device)
         """Its column, int64 ``[num_rows]``."""
-        self.top_values = torch.full((num_rows, top_k), float("-inf"))
+        self.top_values = torch.full((num_rows, top_k), float("-inf"), device=device)
         """The ``top_k`` largest logits, descending, float32 ``[num_rows, top_k]``."""
-        self.top_indices = torch.full((num_rows, top_k), -1, dtype=torch.int64)
+        self.top_indices = torch.full((num_rows, top_k), -1, dtype=torch.int64, device=device)
         """Their columns."""
-        self.peak = torch.full((num_rows,), float("-inf")) if log_sum_exp else None
-        self.total = torch.zeros(num_rows) if log_sum_exp else None
+        self.peak = torch.full((num_rows,), float("-inf"), device=device) if log_sum_exp else None
+        self.total = torch.zeros(num_rows, device=device) if log_sum_exp else None
 
     def log_sum_exp(self) -> torch.Tensor:
         """Natural logarithm of the sum of exponentials, float32 ``[num_rows]``.
@@ -171,3 +171,12 @@ class LogitsReduction:
         if self.peak is None or self.total is None:
             raise ValueError("this reduction keeps no log-sum-exp; create it with log_sum_exp=True")
         return self.peak + torch.log(self.total)
+
+
+def _places(num_rows: int, kept: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Where each row is kept, int64; the host waits for no device, and where all rows are kept nothing is sent to it."""
+    if kept == tuple(range(num_rows)):
+        return torch.arange(num_rows, device=device)
+    places = torch.full((num_rows,), -1, dtype=torch.int64, pin_memory=device.type == "cuda")
+    places[list(kept)] = torch.arange(len(kept))
+    return places.to(device, non_blocking=True)
