@@ -43,7 +43,12 @@ def head_cases(sizes: Sizes) -> list[Case]:
         ]  # fmt: skip
     return [
         *found,
-        Case("lm_head_reduce", f"w8a8 8 largest {shape} x {sizes.hidden}", torch.int8, partial(_reduce, sizes, torch.int8)),
+        Case(
+            "lm_head_reduce",
+            f"w8a8 8 largest {shape} x {sizes.hidden}",
+            torch.int8,
+            partial(_reduce, sizes, torch.int8),
+        ),
         Case("sample", f"bf16 temperature {shape}", BF16, partial(_sample, sizes, BF16, 0.8, 0, 1.0, 0.0)),
         Case("change_logits", f"f32 {shape}", F32, partial(_changes, sizes)),
     ]
