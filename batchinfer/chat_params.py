@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MAX_TOOLS = 128
+MAX_TEMPLATE_LENGTH = 128 * 1024
+"""Characters of a chat template."""
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _CHOICES = frozenset({"auto", "none", "required"})
 _TEMPLATE_ARGUMENTS = frozenset(
@@ -53,7 +55,12 @@ class ChatParams(BaseModel):
     ] = True
     tool_parser: Annotated[ToolParser, Field(description="how the model writes tool calls")] = ToolParser.AUTO
     chat_template: Annotated[
-        str | None, Field(min_length=1, description="Jinja template to use instead of the model's chat template")
+        str | None,
+        Field(
+            min_length=1,
+            max_length=MAX_TEMPLATE_LENGTH,
+            description="Jinja template to use instead of the model's chat template",
+        ),
     ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any], Field(description="variables for the chat template, such as enable_thinking")

@@ -25,6 +25,9 @@ BASE = {
     "batchinfer.model_kind",
     "batchinfer.adapter_config",
     "batchinfer.stages",
+    "batchinfer.template_budget",
+    "batchinfer.template_sandbox",
+    "batchinfer.chat_template",
 }
 # layer -> the layers it may import besides itself and BASE
 ALLOWED = {
@@ -40,6 +43,9 @@ ALLOWED = {
     "batchinfer.model_kind": {"batchinfer.tasks"},
     "batchinfer.adapter_config": set(),
     "batchinfer.stages": {"batchinfer.sampling_params", "batchinfer.chat_params", "batchinfer.guided"},
+    "batchinfer.template_budget": set(),
+    "batchinfer.template_sandbox": {"batchinfer.template_budget"},
+    "batchinfer.chat_template": {"batchinfer.template_budget", "batchinfer.template_sandbox"},
     "batchinfer.settings": set(),
     "batchinfer_kernels": set(),
     "batchinfer.models": {"batchinfer_kernels", "batchinfer.engine.config"},

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jinja2
 import pyarrow as pa
 from jinja2 import meta, nodes
-from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from batchinfer.chat_template import ChatTemplate
 from batchinfer.dataset.input_schema import logical_type
 from batchinfer.dataset.nulls import Null, OnNull, RowSkipped, failure, template_null
-from batchinfer.dataset.template_budget import MAX_CHARS, budget
-from batchinfer.dataset.template_sandbox import TemplateEnvironment
 from batchinfer.dataset.values import as_text, value_at
 from batchinfer.errors import InputError, InvalidSpecError, RowFailure
+from batchinfer.template_budget import budget
+from batchinfer.template_sandbox import TemplateEnvironment, render_checked
 from batchinfer.types import ErrorCode
 
 if TYPE_CHECKING:
@@ -57,9 +56,9 @@ class RowTemplate:
         context = {name: self._value(value_at(values, name, position), name) for name in self.columns}
         if self._has_row:
             context[_ROW] = dict(context)
-        budget.reset()
         try:
-            return use(context)
+            with budget.of_a_row():
+                return use(context)
         except (RowFailure, RowSkipped):
             raise
         except Exception as error:  # noqa: BLE001 -- a template may raise anything; its row fails, the job goes on
@@ -82,17 +81,7 @@ class PromptTemplate(RowTemplate):
             RowFailure: ``null_field``, ``template_error`` or ``invalid_encoding``.
             RowSkipped: a null that the row needs, under ``skip``.
         """
-        return self._run(values, position, self._generate)
-
-    def _generate(self, context: dict[str, Any]) -> str:
-        """Piece by piece, so that a loop cannot fill the memory."""
-        pieces, size = [], 0
-        for piece in self._template.generate(context):
-            pieces.append(piece)
-            size += len(piece)
-            if size > MAX_CHARS:
-                raise failure(ErrorCode.TEMPLATE_ERROR, f"the text is longer than {MAX_CHARS:,} characters")
-        return "".join(pieces)
+        return self._run(values, position, lambda context: render_checked(self._template, context))
 
 
 class RowCondition(RowTemplate):
@@ -159,6 +148,8 @@ def _syntax_errors() -> Iterator[None]:
         yield
     except jinja2.TemplateSyntaxError as error:
         raise InvalidSpecError(f"template, line {error.lineno}: {error.message}", param="template") from None
+    except (SyntaxError, RecursionError, MemoryError):
+        raise InvalidSpecError("template: its blocks or brackets are nested too deeply", param="template") from None
 
 
 def _columns_of(tree: nodes.Template, schema: pa.Schema, globals_: set[str]) -> tuple[str, ...]:
@@ -211,24 +202,13 @@ def _template_value(value: Any, kind: pa.DataType, path: str, on_null: OnNull) -
     return value
 
 
-class _Generation(Extension):
-    """transformers' tag around the assistant's text, which marks tokens for training and prints what is in it."""
-
-    tags = {"generation"}  # noqa: RUF012 -- jinja2's interface
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 def check_chat_template(source: str) -> None:
-    """Check the syntax of a model's chat template; the model's worker renders it, in a sandbox of its own.
+    """Check the syntax of a job's chat template.
 
     Raises:
         InvalidSpecError: wrong syntax.
     """
-    environment = ImmutableSandboxedEnvironment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
     try:
-        environment.parse(source)
+        ChatTemplate(source)
     except jinja2.TemplateSyntaxError as error:
         raise InvalidSpecError(f"chat_template, line {error.lineno}: {error.message}", param="chat_template") from None

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import jinja2
+
 from batchinfer.chat_params import ToolParser
+from batchinfer.chat_template import compiled
 from batchinfer.engine.messages import fit_roles, normalize_messages
 from batchinfer.engine.tool_calls import call_format_of
 from batchinfer.errors import RowFailure
 from batchinfer.sampling_params import SamplingParams
+from batchinfer.template_budget import TooMuch, budget
 from batchinfer.types import ErrorCode, RowError
 
 if TYPE_CHECKING:
@@ -110,7 +114,7 @@ class ChatRenderer:
             RowFailure: ``template_error``: there is none.
         """
         if params.chat_template is not None:
-            return params.chat_template
+            return self._named_template(params) or params.chat_template
         if not self._tokenizer.chat_template:
             _fail(
                 ErrorCode.TEMPLATE_ERROR,
@@ -121,6 +125,11 @@ class ChatRenderer:
         except ValueError as error:
             _fail(ErrorCode.TEMPLATE_ERROR, f"the model's chat template cannot be chosen: {error}")
         return template
+
+    def _named_template(self, params: SamplingParams) -> str | None:
+        """The model's template whose name the row gives in place of one."""
+        templates = self._tokenizer.chat_template
+        return templates.get(params.chat_template) if isinstance(templates, dict) else None
 
     def call_format(self, params: SamplingParams) -> ToolParser:
         """How the row's tool calls are written: as asked for, else as the template shows."""
@@ -162,14 +171,25 @@ class ChatRenderer:
                 ErrorCode.INVALID_MESSAGES,
                 f"messages[{len(conversation) - 1}]: continue_final_message needs a last message of the assistant's",
             )
-        try:
-            return self._apply(conversation, params, continues=params.continue_final_message)
-        except Exception as error:  # noqa: BLE001 -- a template is a program of the model's maker: it may raise anything
-            where = self._refused_at(conversation, params, str(error))
-            whose = "the model's" if params.chat_template is None else "the"
-            _fail(ErrorCode.INVALID_MESSAGES, f"{where}{whose} chat template refused the messages: {error}")
+        whose = "the model's" if params.chat_template is None else "the"
+        with budget.of_a_row():
+            try:
+                return self._apply(conversation, params, continues=params.continue_final_message)
+            except jinja2.TemplateSyntaxError as error:
+                _fail(ErrorCode.TEMPLATE_ERROR, f"{whose} chat template, line {error.lineno}: {error.message}")
+            except (TooMuch, RecursionError, MemoryError) as error:
+                _fail(ErrorCode.TEMPLATE_ERROR, f"{whose} chat template: {error or type(error).__name__}"[:500])
+            except Exception as error:  # noqa: BLE001 -- a template is a program of its maker's: it may raise anything
+                where = self._refused_at(conversation, params, str(error))
+                _fail(ErrorCode.INVALID_MESSAGES, f"{where}{whose} chat template refused the messages: {error}")
 
     def _apply(self, conversation: list[Message], params: SamplingParams, *, continues: bool = False) -> str:
+        if (
+            params.chat_template is not None and self._named_template(params) is None
+        ):  # a stranger's: it may cost a row what any template may
+            values = {**self._tokenizer.special_tokens_map, "tools": list(params.shown_tools) or None,
+                      "add_generation_prompt": not continues, **params.chat_template_kwargs}  # fmt: skip
+            return compiled(params.chat_template).render(conversation, values, continues=continues)
         text: str = self._tokenizer.apply_chat_template(
             conversation,
             tools=list(params.shown_tools) or None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from batchinfer.chat_params import Truncate
 from batchinfer.engine.messages import normalize_messages
+from batchinfer.template_budget import budget
 
 if TYPE_CHECKING:
     from batchinfer.engine.chat import ChatRenderer
@@ -37,7 +38,8 @@ def encode_within(renderer: ChatRenderer, request: Request, room: int) -> Encode
         cut = _cut(token_ids, room, side, keep=renderer.num_leading(token_ids))
         return cut, (_note(side, len(token_ids) - len(cut)),)
     shorter = _ShorterChat(renderer, request, room)
-    cut = shorter.encode(side)
+    with budget.of_a_row():  # however often it is rendered
+        cut = shorter.encode(side)
     if len(cut) > room:
         return token_ids, ()
     notes = (_note(side, len(token_ids) - len(cut)),)

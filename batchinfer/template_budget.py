@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -26,6 +27,7 @@ CHARS_A_UNIT = 64
 """Text costs little to copy; kept text costs :data:`KEPT_CHARS_A_UNIT`."""
 KEPT_CHARS_A_UNIT = 8
 MAX_INTEGER_BITS = 4096
+MAX_JSON_INDENT = 64
 MAX_WIDTH = 100_000
 """Largest number that a filter takes, most of which pad by it."""
 
@@ -38,10 +40,19 @@ class Budget(threading.local):
     """Work that the row being rendered on this thread may still do."""
 
     left = MAX_WORK
+    _is_open = False
 
-    def reset(self) -> None:
-        """A new row."""
-        self.left = MAX_WORK
+    @contextmanager
+    def of_a_row(self) -> Iterator[None]:
+        """All that is rendered inside, by calls inside of calls, is one row's work."""
+        if self._is_open:
+            yield
+            return
+        self.left, self._is_open = MAX_WORK, True
+        try:
+            yield
+        finally:
+            self._is_open = False
 
     def charge(self, units: int) -> None:
         """Raises TooMuch once the row has used up its budget."""

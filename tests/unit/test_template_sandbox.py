@@ -6,8 +6,8 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from batchinfer.dataset.template import PromptTemplate
-from batchinfer.dataset.template_budget import MAX_WIDTH
 from batchinfer.errors import InvalidSpecError, RowFailure
+from batchinfer.template_budget import MAX_WIDTH
 from batchinfer.types import ErrorCode
 
 DOUBLED = "{% set ns = namespace(v=V) %}{% for i in range(60) %}{% set ns.v = NEXT %}{% endfor %}{{ ns.v|length }}"
@@ -46,6 +46,21 @@ TOO_MUCH = {
     "wordwrap": MILLION + "{{ ('a ' * 1000000)|wordwrap(1, wrapstring=a)|length }}",
     "wide format": "{{ '%0999999999d'|format(1)|length }}",
     "wide json": "{{ [[1]]|tojson(indent=500000000)|length }}",
+    "deep and wide json": "{% set ns = namespace(v=[1]) %}{% for i in range(900) %}{% set ns.v = [1, ns.v] %}{% endfor %}"
+    "{{ ([ns.v] * 100)|tojson(indent=64)|length }}",
+    "many wide lines of json": "{{ ([1] * 100000)|tojson(indent=99999)|length }}",
+    "json's separators": MILLION + "{{ ([1] * 100000)|tojson(separators=(a, a))|length }}",
+    "slices in loops": "{% set a = 'a' * 8000000 %}{% for i in range(99999) %}{% set b = a[1:] %}{% endfor %}",
+    "searches in loops": "{% set a = 'a' * 8000000 %}{% for i in range(99999) %}{% set b = a.count('b') %}{% endfor %}",
+    "titles in loops": "{% set a = 'a b ' * 1000000 %}{% for i in range(99999) %}{% set b = a|title %}{% endfor %}",
+    "characters in loops": "{% set a = 'ab' * 1000000 %}{% for i in range(99999) %}{% set b = a|unique|list %}{% endfor %}",
+    "width of a format": "{{ '{:>9999999999}'.format(x)|length }}",
+    "width that is a value": "{{ '{:>{}}'.format(x, 9999999999)|length }}",
+    "many wide fields": "{{ ('{0:>9999}' * 100000).format(x)|length }}",
+    "many wide fields by %": "{{ (('%9999s' * 100000) % ((x,) * 100000))|length }}",
+    "many wide fields by a filter": "{{ ('%9999s' * 2000)|format(*([x] * 2000))|length }}",
+    "many long fields": MILLION + "{{ ('{0}' * 100000).format(a)|length }}",
+    "format of a map": "{{ '{x:>9999999999}'.format_map({'x': x})|length }}",
     "translate": "{{ x.translate({104: 'a' * 8000000}) }}",
     "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "sums in loops": "{% for i in range(99999) %}{% if range(99999)|sum == 3 %}x{% endif %}{% endfor %}",
@@ -63,6 +78,7 @@ EQUAL = [
     "{% for k, v in d.items() %}{{ loop.index }}/{{ loop.length }} {{ k }}={{ v }}{{ ', ' if not loop.last }}{% endfor %}",
     "{% for i in range(3) %}{{ i }}{% else %}none{% endfor %}{% for i in [] %}x{% else %}none{% endfor %}",
     "{{ l|map('upper')|join(', ') }} {{ l|sort(reverse=true)|first }} {{ l|length }} {{ l|batch(2)|list }}",
+    "{{ '{:>4}|{k}|{!r}'.format(x, l, k=y) }} {{ '%5s %(a)s' % {'a': y} if false }}{{ '%04d' % y }} {{ '{a}'.format_map({'a': 'b'}) }}",
     "{% set a, b = 1, 'two' %}{{ a }}{{ b }}{{ (a, b) }}{{ [a, b] }}{{ {'k': b} }}",
     "{{ 1 < y < 9 }} {{ 'h' in x }} {{ x in ['hi', 'ho'] }} {{ y not in (1, 2) }} {{ x == 'hi' }}",
     "{% macro m(a, b=2) %}<{{ a }}{{ b }}>{% endmacro %}{{ m(1) }}{{ m(1, b=3) }}",
@@ -106,6 +122,12 @@ def test_a_row_does_not_pay_for_the_rows_before_it():
         f"{{% for i in range({MAX_WIDTH}) %}}{{% endfor %}}{{{{ x }}}}", pa.schema([("x", pa.string())]), "error"
     )
     assert [template.render({"x": ["a"]}, 0) for _ in range(20)] == ["a"] * 20
+
+
+def test_a_template_that_is_nested_too_deeply_is_refused():
+    for source in ("{{ " + "(" * 40_000 + "1" + ")" * 40_000 + " }}", "{% for i in x %}" * 60 + "{% endfor %}" * 60):
+        with pytest.raises(InvalidSpecError, match="nested too deeply"):
+            render(source, {"x": "hi"})
 
 
 def test_the_sandbox_s_own_filters_are_no_template_s_business():

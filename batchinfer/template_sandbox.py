@@ -19,12 +19,14 @@ from jinja2 import nodes, pass_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from batchinfer.dataset.template_budget import (
+from batchinfer.template_budget import (
     CALL_UNITS,
+    CHARS_A_UNIT,
     KEPT_CHARS_A_UNIT,
     LOOP_UNITS,
     MAX_CHARS,
     MAX_INTEGER_BITS,
+    MAX_JSON_INDENT,
     MAX_WIDTH,
     TooMuch,
     budget,
@@ -34,16 +36,24 @@ from batchinfer.dataset.template_budget import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from jinja2.runtime import Context
 
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
+_WIDE_FIELD = re.compile(r"\d{5}|:[^{}]*\{")
+_DIGITS = re.compile(r"[:.]\D?\D?\d")
+_PERCENT_DIGITS = re.compile(r"%[^a-zA-Z%]*\d")
 # each makes a string of any size in one call
 _FORBIDDEN_METHODS = frozenset({
-    "ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map", "translate", "maketrans",
+    "ljust", "rjust", "center", "zfill", "expandtabs", "translate", "maketrans",
 })  # fmt: skip
 _FREE_NUMBERS = frozenset({"int", "float", "abs", "default", "d", "string", "sum", "min", "max", "filesizeformat"})
+_A_CHARACTER = {
+    "urlize": 2, **dict.fromkeys(("title", "wordcount", "wordwrap", "unique", "map", "select", "reject", "sort", "min", "max",
+                                  "batch", "slice", "list", "join", "groupby", "pprint", "tojson"), 1),
+}  # fmt: skip
+"""Units for each character of a text, of filters that look at each by itself."""
 _OWN = ("_bi_counted", "_bi_weighed", "_bi_concat", "_bi_charge")
 
 
@@ -85,9 +95,28 @@ def _finalize(value: Any) -> Any:
     return weigh(value)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Plain JSON: Jinja's own filter escapes for HTML, which a prompt is not."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, default=_json_default)
+    width = max(len(str(part)) for part in (*(separators or ()), indent if isinstance(indent, str) else ""))
+    if max(width, indent if isinstance(indent, int) else 0) > MAX_JSON_INDENT:
+        raise TooMuch(f"the filter tojson takes an indent and separators of up to {MAX_JSON_INDENT} characters")
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_json_default
+    )
+    if indent is None:
+        return encoder.encode(value)
+    pieces, size = [], 0
+    for piece in encoder.iterencode(value):  # a line's indent grows with its depth
+        pieces.append(piece)
+        size += len(piece)
+        check_length(size)
+    return "".join(pieces)
 
 
 def _json_default(value: Any) -> Any:
@@ -124,6 +153,7 @@ def _check_arguments(name: str, given: list[Any], options: dict[str, Any]) -> No
             raise TooMuch(f"the filter {name} takes numbers up to {MAX_WIDTH:,}")
     value = given[0] if given else None
     if isinstance(value, str):
+        budget.charge(len(value) * _A_CHARACTER.get(name, 0))
         _check_text_filter(name, value, given[1:], options)
     elif name == "join":
         separator = str(given[1] if len(given) > 1 else options.get("d", ""))
@@ -143,8 +173,8 @@ def _check_text_filter(name: str, text: str, given: list[Any], options: dict[str
     longest = max(map(len, arguments), default=0)
     if name == "replace" and len(arguments) > 1:
         _check_replace(text, *arguments[:2])
-    elif name == "format" and _WIDE_FORMAT.search(text):
-        raise TooMuch("the filter format takes no widths of five digits and more")
+    elif name == "format":
+        _check_percent(text, [*given, *options.values()])
     elif name in ("join", "wordwrap"):
         check_length(len(text) * longest)
     elif name == "indent":
@@ -157,6 +187,25 @@ def _check_replace(text: str, old: str, new: str) -> None:
     check_length(len(text) + times * len(new))
 
 
+def _check_format(text: str, values: list[Any]) -> None:
+    """A field is as long as its width or its value; one whose width is a value may be of any length."""
+    if _WIDE_FIELD.search(text):
+        raise TooMuch("format takes no widths of five digits and more, and none that are values")
+    _check_fields(text, text.count("{"), values, has_widths=bool(_DIGITS.search(text)))
+
+
+def _check_percent(text: str, values: list[Any]) -> None:
+    """``text % values``, see :func:`_check_format`."""
+    if _WIDE_FORMAT.search(text):
+        raise TooMuch("% takes no widths of five digits and more, and none that are values")
+    _check_fields(text, text.count("%"), values, has_widths=bool(_PERCENT_DIGITS.search(text)))
+
+
+def _check_fields(text: str, num_fields: int, values: list[Any], *, has_widths: bool) -> None:
+    longest = max((len(str(weigh(value))) for value in values), default=0)
+    check_length(len(text) + num_fields * max(longest, 10_000 if has_widths else 0))
+
+
 def _product_size(left: Any, right: Any) -> int:
     for repeated, times in ((left, right), (right, left)):
         if isinstance(repeated, str | bytes | list | tuple) and isinstance(times, int):
@@ -167,12 +216,12 @@ def _product_size(left: Any, right: Any) -> int:
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox; compile with :meth:`compile_checked`, and reset :data:`budget` before each row."""
+    """The sandbox; compile with :meth:`compile_checked`, and render with :func:`render_checked`."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self) -> None:
-        super().__init__(undefined=jinja2.StrictUndefined, autoescape=False, finalize=_finalize)  # a prompt is no HTML
+    def __init__(self, undefined: type[jinja2.Undefined] = jinja2.StrictUndefined, **options: Any) -> None:
+        super().__init__(undefined=undefined, autoescape=False, finalize=_finalize, **options)  # a prompt is no HTML
         self.filters["tojson"] = _to_json
         self.filters = {name: _checked_filter(name, function) for name, function in self.filters.items()}
         own = (_counted_filter, _weighed_filter, _concat_filter, _charge_filter)
@@ -194,8 +243,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             size = _product_size(left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             size = (MAX_CHARS + 1) * (left.bit_length() * max(right, 0) > MAX_INTEGER_BITS)
-        elif operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
-            size = MAX_CHARS + 1
+        elif operator == "%" and isinstance(left, str):
+            _check_percent(left, list(right) if isinstance(right, tuple) else [right])
         if size > MAX_CHARS:
             raise TooMuch(f"{operator} makes a value that is too large")
         return weigh(super().call_binop(context, operator, left, right))
@@ -204,17 +253,48 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Functions, macros and methods."""
         budget.charge(CALL_UNITS)
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(owner, str | bytes | list | tuple | dict):  # all of which a method may look through
+            budget.charge(len(owner) // CHARS_A_UNIT)
         if isinstance(owner, str) and name == "replace" and len(args) > 1:
             _check_replace(owner, str(args[0]), str(args[1]))
         elif isinstance(owner, str) and name == "join" and args:
             check_length(len(owner) * _most_items(args[0]))
         return weigh(super().call(context, obj, *args, **options))
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """``str.format``, which Jinja's sandbox lets through, without what fills the memory."""
+        function = super().wrap_str_format(value)
+        if function is None:
+            return None
+
+        @wraps(function)
+        def checked(*args: Any, **options: Any) -> str:
+            _check_format(value.__self__, [*args, *options.values()])
+            return function(*args, **options)
+
+        return checked
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether a template may use an attribute."""
         if isinstance(obj, str | bytes) and attr in _FORBIDDEN_METHODS:
             return False
         return super().is_safe_attribute(obj, attr, value)
+
+
+def render_checked(template: jinja2.Template, values: Mapping[str, Any]) -> str:
+    """Text of one row; piece by piece, so that a loop cannot fill the memory.
+
+    Raises:
+        TooMuch: it does more than a row may cost.
+        Exception: whatever the template raises.
+    """
+    pieces, size = [], 0
+    with budget.of_a_row():
+        for piece in template.generate(values):
+            pieces.append(piece)
+            size += len(piece)
+            check_length(size)
+    return "".join(pieces)
 
 
 def _refuse_own_filters(tree: nodes.Template) -> None:
@@ -248,6 +328,10 @@ class _Charging(NodeTransformer):
         for operand in node.ops:
             operand.expr = _filtered(operand.expr, "_bi_weighed")
         return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802 -- as above
+        self.generic_visit(node)
+        return _filtered(node, "_bi_weighed") if isinstance(node.arg, nodes.Slice) else node
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802 -- as above
         self.generic_visit(node)
