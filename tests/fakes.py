@@ -4,7 +4,8 @@ A prompt is answered by its words in reverse order. Words of the prompt make it 
 
 - ``CRASH`` ends the process with ``os._exit(13)`` when the row runs; ``SEGFAULT`` with that signal; ``CRASH-ONCE`` does
   so only where the file named by ``CRASH_FILE`` in the environment does not exist, and makes it
-- ``HANG`` blocks a step for ever; ``SPIN`` never ends, though steps go on; ``RAISE`` breaks the engine as a whole
+- ``HANG`` blocks a step for ever; ``SPIN`` never ends, though steps go on; ``RAISE`` breaks the engine as a whole;
+  ``ASSERT`` poisons the device; ``ECC-ONCE`` is a fault of the hardware where the file named by ``CRASH_FILE`` does not exist, and makes it
 - ``ERROR`` becomes an ``engine_error`` row; ``ERROR-ONCE`` only where the file named by ``ERROR_FILE`` does not exist,
   and makes it
 - ``SEED`` is answered with the row's seed
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchinfer.engine.stats import EngineStats
-from batchinfer.errors import EngineError, ModelError
+from batchinfer.errors import DeviceUnhealthyError, EngineError, ModelError
 from batchinfer.types import Completion, ErrorCode, FinishReason, Request, RowError, RowStatus, SampleProgress, Usage
 
 if TYPE_CHECKING:
@@ -244,6 +245,10 @@ class _Row:
             os._exit(13)
         if "SEGFAULT" in self.words:
             os.kill(os.getpid(), signal.SIGSEGV)
+        if "ECC-ONCE" in self.words and _is_first(Path(os.environ["CRASH_FILE"])):
+            raise DeviceUnhealthyError("the device is not well: CUDA error: uncorrectable ECC error encountered")
+        if "ASSERT" in self.words:
+            raise EngineError("the device failed") from RuntimeError("CUDA error: device-side assert triggered")
         if "RAISE" in self.words:
             raise EngineError("the device is poisoned")
         while "HANG" in self.words:

@@ -49,6 +49,8 @@ class InstallationCollector:
         yield shards
         yield from _lane_metrics(service.queue().data)
         yield GaugeMetricFamily("batchinfer_workers", "Workers alive.", value=service.num_workers())
+        sick = service.num_unhealthy_workers()
+        yield GaugeMetricFamily("batchinfer_workers_unhealthy", "Of these, those whose device is not well.", value=sick)
         pending = queries.pending_deliveries(service.engine)
         yield GaugeMetricFamily("batchinfer_webhook_deliveries_pending", "Messages not yet delivered.", value=pending)
 

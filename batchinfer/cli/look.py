@@ -113,12 +113,15 @@ def workers_command(backlog: bool, target_seconds: float, as_json: bool) -> None
             ", ".join(worker.models) or MISSING,
             ", ".join(worker.pools),
             usd(worker.usd_per_hour),
-            "alive" if worker.is_alive else "silent",
+            "silent" if not worker.is_alive else "alive" if worker.is_healthy else "unhealthy",
             worker.last_seen_at.isoformat(timespec="seconds"),
         )
         for worker in found.data
     ]
     print_table(("WORKER", "HOST", "DEVICE", "MODELS", "POOLS", "PER HOUR", "STATE", "LAST SEEN"), rows)
+    for worker in found.data:
+        if worker.is_alive and worker.fault:
+            click.echo(f"{worker.id} takes no shards: {worker.fault}", err=True)
 
 
 def _print_backlog(target_seconds: float, as_json: bool) -> None:

@@ -79,6 +79,11 @@ class ChildProcess:
         """Process id."""
         return self._process.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended: a signal is negative; None while it runs."""
+        return self._process.poll()
+
     def send(self, message: dict[str, Any]) -> None:
         """Queue a message; never blocks, and is silent if the child is gone."""
         self._outbox.put(message)

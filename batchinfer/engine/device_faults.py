@@ -1,17 +1,16 @@
 """What an exception says of the device: too little memory, a context that is of no more use, or hardware that is not well.
 
 Drivers and libraries say it in words alone, so the words decide; those that torch, Triton, cuBLAS, cuDNN, NVML and the
-kernel's log use are in the tables below. Nothing here needs a device.
+kernel's log use are in the tables below. Nothing here needs a device, or imports torch.
 """
 
 from __future__ import annotations
 
 import gc
 import re
+import sys
 import traceback
 from enum import StrEnum
-
-import torch
 
 
 class DeviceFault(StrEnum):
@@ -121,10 +120,11 @@ def _fault_of_one(error: BaseException) -> DeviceFault | None:
     text = str(error).lower()
     if any(words in text for words in _UNHEALTHY) or any(int(number) in XIDS for number in _XID.findall(text)):
         return DeviceFault.UNHEALTHY
-    if isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _OUT_OF_MEMORY):
+    kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.split(".")[0] == "torch"}
+    if "OutOfMemoryError" in kinds or any(words in text for words in _OUT_OF_MEMORY):
         return DeviceFault.OUT_OF_MEMORY
     # torch raises it for whatever a device call returns: what is not known to pass is taken for the worse
-    if isinstance(error, torch.AcceleratorError) or any(words in text for words in _POISONED):
+    if "AcceleratorError" in kinds or any(words in text for words in _POISONED):
         return DeviceFault.POISONED
     return None
 
@@ -140,4 +140,5 @@ def free_device_memory(error: BaseException) -> None:
     for one in _chain(error):
         traceback.clear_frames(one.__traceback__)
     gc.collect()
-    torch.cuda.empty_cache()  # does nothing where CUDA is not in use
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.cuda.empty_cache()  # does nothing where CUDA is not in use

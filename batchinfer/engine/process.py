@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from batchinfer.engine.child_process import ChildProcess
 from batchinfer.engine.wire import completion_from_json, progress_from_json, request_to_json
-from batchinfer.errors import EngineDiedError, EngineError, EngineStalledError, UserError
+from batchinfer.errors import DeviceUnhealthyError, EngineDiedError, EngineError, EngineStalledError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,6 +109,7 @@ class EngineProcess:
 
         Raises:
             EngineDiedError: the child ended; what had arrived before has been returned by earlier calls.
+            DeviceUnhealthyError: the same, and its device is to blame.
             EngineStalledError: requests wait and the engine made no step for ``stall_seconds``; the child is killed.
             EngineError: the process is closed.
         """
@@ -160,7 +161,7 @@ class EngineProcess:
         if not self._has_ended.is_set():
             return None
         report = self._reported
-        if report is None:
+        if report is None or report["kind"] == DeviceUnhealthyError.__name__:
             return self._death()
         families: list[type[UserError]] = [UserError, *UserError.__subclasses__()]
         kinds = {kind.__name__: kind for kind in families}
@@ -168,9 +169,11 @@ class EngineProcess:
             return kind(report["message"], param=report["param"], code=report["code"])
         return EngineError(f"the engine could not be loaded: {report['message']}")
 
-    def _death(self) -> EngineDiedError:
+    def _death(self) -> EngineError:
         if not self._child.wait(GRACE_SECONDS):
             self._child.kill()
+        if self._reported is not None and self._reported["kind"] == DeviceUnhealthyError.__name__:
+            return DeviceUnhealthyError(self._reported["message"])
         if self._reported is not None:
             return EngineDiedError(f"the engine failed and ended: {self._reported['message']}")
         return EngineDiedError(f"the engine process {self.pid} ended with {self._child.describe_end()}")

@@ -13,14 +13,16 @@ import os
 import queue
 import select
 import signal
+import sys
 import threading
 import time
 import traceback
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from batchinfer.engine.config import EngineConfig
+from batchinfer.engine.device_faults import DeviceFault, fault_of, first_sentence
 from batchinfer.engine.wire import completion_to_json, progress_to_json, read_message, request_from_json, write_message
-from batchinfer.errors import EngineError, UserError
+from batchinfer.errors import DeviceUnhealthyError, EngineError, UserError
 from batchinfer.types import Completion, ErrorCode, RowError, RowStatus
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ STATS_SECONDS = 0.25
 PARENT_CHECK_SECONDS = 1.0
 CLOSE_SECONDS = 10.0
 """How long a step may still run after the parent said to close."""
+EXIT_CODES = {DeviceFault.POISONED: 70, DeviceFault.UNHEALTHY: 71}
+"""Of a process whose device failed: it ends at once, since what it still asks of the device may never return."""
 
 
 def main(read_fd: int, write_fd: int) -> None:
@@ -45,11 +49,13 @@ def main(read_fd: int, write_fd: int) -> None:
             engine = _build(inbox.get())
         except BaseException as error:  # noqa: BLE001 -- whatever it is, the parent has to know
             write_message(pipe, failure(error))
+            _end_if_device_failed(error)
             return
         try:
             _serve(engine, inbox, pipe)
         except Exception as error:  # noqa: BLE001 -- as above
             write_message(pipe, failure(error))
+            _end_if_device_failed(error)
         finally:
             engine.close()
 
@@ -98,9 +104,23 @@ def _obey(engine: EngineProtocol, message: dict[str, Any]) -> list[Completion]:
     return refused
 
 
+def _end_if_device_failed(error: BaseException) -> None:
+    fault = _device_fault(error)
+    if fault in EXIT_CODES:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_CODES[fault])
+
+
+def _device_fault(error: BaseException) -> DeviceFault | None:
+    return DeviceFault.UNHEALTHY if isinstance(error, DeviceUnhealthyError) else fault_of(error)
+
+
 def failure(error: BaseException) -> dict[str, Any]:
     """The message that tells a parent why this process ends; the traceback goes to the output."""
     traceback.print_exception(error)
+    if _device_fault(error) is DeviceFault.UNHEALTHY and not isinstance(error, (UserError, DeviceUnhealthyError)):
+        error = DeviceUnhealthyError(f"the device is not well: {first_sentence(error)}")
     is_deliberate = isinstance(error, (UserError, EngineError))
     return {
         "type": "failed",

@@ -193,6 +193,8 @@ def worker_view(worker: WorkerRecord, *, is_alive: bool) -> WorkerView:
         only_models=None if worker.serves.models is None else list(worker.serves.models),
         usd_per_hour=nanos_to_usd(worker.nanos_per_hour),
         is_alive=is_alive,
+        is_healthy=not worker.stats.get("device_fault"),
+        fault=(worker.stats.get("device_fault") or {}).get("reason"),
         started_at=worker.started_at,
         last_seen_at=worker.last_seen_at,
         stats=dict(worker.stats),

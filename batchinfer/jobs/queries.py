@@ -148,6 +148,13 @@ def workers_seen_since(engine: Engine, since: datetime) -> int:
         return int(connection.scalar(select(func.count()).where(Worker.last_seen_at >= since)) or 0)
 
 
+def unhealthy_workers_since(engine: Engine, since: datetime) -> int:
+    """Of the workers that gave a sign of life since a moment, how many say that their device is not well."""
+    with read_transaction(engine) as connection:
+        found = connection.execute(select(Worker.stats).where(Worker.last_seen_at >= since)).scalars()
+        return sum(bool(stats.get("device_fault")) for stats in found)
+
+
 def pending_deliveries(engine: Engine) -> int:
     """Webhooks' messages that are not delivered yet."""
     with read_transaction(engine) as connection:

@@ -70,8 +70,11 @@ def why_it_waits(engine: Engine, job: JobRecord, now: datetime) -> str | None:
         if connection.execute(running).one_or_none() is not None:
             return None
         serving = _serving(connection, now - WORKER_SILENCE)
+        alive = select(Worker.id).where(Worker.last_seen_at >= now - WORKER_SILENCE).limit(1)
+        is_anybody = connection.execute(alive).one_or_none() is not None
     if not serving:
-        return "no worker is running: start `batchinfer worker`"
+        ill = "the device of each live worker is not well, see `batchinfer workers`"
+        return ill if is_anybody else "no worker is running: start `batchinfer worker`"
     if job.state is JobState.VALIDATING:
         return "a worker has yet to read its input"
     if any(serves.can_serve(job.model, needs) or serves.job_id == job.id for serves, _ in serving):
@@ -130,8 +133,10 @@ def _device_ns_per_token(connection: Connection) -> dict[str | None, float]:
 
 
 def _serving(connection: Connection, since: datetime) -> list[tuple[Serves, tuple[str, ...]]]:
-    query = select(Worker.serves, Worker.models).where(Worker.last_seen_at >= since)
-    return [(Serves.from_json(row.serves), tuple(row.models)) for row in connection.execute(query)]
+    """Of workers that take shards: alive, and their device well."""
+    query = select(Worker.serves, Worker.models, Worker.stats).where(Worker.last_seen_at >= since)
+    rows = [row for row in connection.execute(query) if not row.stats.get("device_fault")]
+    return [(Serves.from_json(row.serves), tuple(row.models)) for row in rows]
 
 
 def _loaded_lanes(serving: list[tuple[Serves, tuple[str, ...]]]) -> list[tuple[str, str]]:

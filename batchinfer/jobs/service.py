@@ -407,6 +407,10 @@ class JobService:
         """Workers that gave a sign of life lately."""
         return queries.workers_seen_since(self.engine, self._now() - WORKER_SILENCE)
 
+    def num_unhealthy_workers(self) -> int:
+        """Of these, those that say that their device is not well."""
+        return queries.unhealthy_workers_since(self.engine, self._now() - WORKER_SILENCE)
+
     def models(self, names: Mapping[str, str]) -> ModelList:
         """Models that requests may name; ``names`` are the settings' aliases."""
         return known_models(self.engine, names, caller=self.caller, workers_since=self._now() - WORKER_SILENCE)

@@ -326,6 +326,10 @@ class WorkerView(View):
     usd_per_hour: Usd
     is_alive: bool
     """It gave a sign of life within the last two minutes."""
+    is_healthy: bool = True
+    """False: its device failed, and it takes no shards until the device answers a probe or the worker is restarted."""
+    fault: str | None = None
+    """What is wrong with its device."""
     started_at: datetime
     last_seen_at: datetime
     stats: dict[str, Any]

@@ -24,7 +24,7 @@ from batchinfer.engine.wire import (
     request_to_json,
     write_message,
 )
-from batchinfer.errors import EngineDiedError, EngineError, EngineStalledError, ModelError
+from batchinfer.errors import DeviceUnhealthyError, EngineDiedError, EngineError, EngineStalledError, ModelError
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import Completion, ErrorCode, FinishReason, Request, RowError, RowStatus, Usage
 from tests.fakes import answer
@@ -392,3 +392,19 @@ def test_idle_threads_of_the_engine_sleep_soon_unless_a_person_chose_otherwise()
     assert child_environment({"A": "1"}) == {"A": "1", "GOMP_SPINCOUNT": SPIN_COUNT}
     for chosen in ({"GOMP_SPINCOUNT": "5"}, {"OMP_WAIT_POLICY": "active"}):
         assert child_environment(chosen) == chosen
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "code"), [("ASSERT", EngineDiedError, 70), ("ECC-ONCE", DeviceUnhealthyError, 71)]
+)
+def test_a_failed_device_ends_the_process_at_once_with_a_code_of_its_own(
+    start, tmp_path, monkeypatch, word, kind, code
+):
+    monkeypatch.setenv("CRASH_FILE", str(tmp_path / "failed"))
+    process = start()
+    process.submit([request(0, word)])
+    error = fault(process)
+    assert type(error) is kind
+    assert "device" in str(error)
+    wait_until_dead(process.pid)
+    assert process._child.exit_code == code

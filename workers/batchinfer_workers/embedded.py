@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchinfer.errors import DeviceUnhealthyError
 from batchinfer.jobs.service import JobService
 from batchinfer.jobs.status import HELD
 from batchinfer_workers.controller import CeleryThread
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 """Time between two looks at the job."""
+ILL_SECONDS = 600.0
+"""How long a device may fail its probes until nobody waits for it any more."""
 SPEED_SECONDS = 30.0
 """Speed is measured over this long: rows of a slow engine end in bursts."""
 
@@ -49,6 +52,7 @@ def run_embedded(settings: Settings, job_id: str, on_progress: Callable[[Progres
     Raises:
         KeyboardInterrupt: after draining: finished rows are committed, and the job can be run on later.
         NotFoundError: no such job.
+        DeviceUnhealthyError: the device failed, and has not come back for :data:`ILL_SECONDS`; finished rows are kept.
         RuntimeError: the worker ended by itself; the log says why.
     """
     service = JobService.connect(settings.sqlalchemy_url, "memory://")
@@ -76,6 +80,11 @@ def _watch(ledger: Ledger, worker: CeleryThread, job_id: str, on_progress: Calla
         on_progress(speed.measure(job, rows=rows, tokens=tokens, generated=node.generated_tokens if node else 0))
         if job.state.is_terminal or job.state in HELD:
             return
+        if node and (ill := node.health.seconds_ill) > ILL_SECONDS:
+            raise DeviceUnhealthyError(
+                f"{node.health.reason}, for {ill / 60:.0f} minutes now; finished rows are kept, and job {job_id} goes on "
+                "where `batchinfer run` or a worker has a device that works"
+            )
         if not worker.is_alive:
             raise RuntimeError(f"the worker ended while job {job_id} is {job.state}; its log says why")
         time.sleep(POLL_SECONDS)

@@ -65,13 +65,19 @@ class EngineHost:
     """Gives sessions on one engine process at a time, in the order they were asked for.
 
     ``start`` makes the process and returns when the model is loaded. ``on_close`` is told an engine's id and its idle
-    time in nanoseconds: its life after loading, less what its sessions were charged.
+    time in nanoseconds: its life after loading, less what its sessions were charged. ``on_failure`` is told what ended an
+    engine, or kept it from loading, before its sessions are.
     """
 
     def __init__(
-        self, start: Callable[[EngineConfig], EngineProcess], *, on_close: Callable[[str, int], None] | None = None
+        self,
+        start: Callable[[EngineConfig], EngineProcess],
+        *,
+        on_close: Callable[[str, int], None] | None = None,
+        on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         self._start = start
+        self._on_failure = on_failure or (lambda _error: None)
         self._on_close = on_close or (lambda _id, _ns: None)
         self._changed = threading.Condition()
         self._waiting: list[object] = []
@@ -178,6 +184,7 @@ class EngineHost:
             # a hub model may have come with the loading
             loading.model_stamp = loading.model_stamp or model_stamp(loading.config.model)
         except Exception as error:  # noqa: BLE001 -- raised again by the shard that waits for the engine
+            self._on_failure(error)
             self._end_loading(loading, None, error)
         else:
             self._end_loading(loading, process, None)
@@ -229,6 +236,7 @@ class EngineHost:
 
     def _bury(self, engine: _Running, error: Exception) -> None:
         _log.warning("engine %s of %s ended: %s", engine.id, engine.config.model, error)
+        self._on_failure(error)
         with self._changed:
             if self._engine is engine:
                 self._engine = None

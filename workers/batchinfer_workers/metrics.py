@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
 from batchinfer.errors import FencedError, UserError
@@ -96,6 +96,10 @@ class WorkerMetrics:
         self.retries = Counter(
             "batchinfer_shard_retries_total", "Leases of shards that failed before.", registry=registry
         )
+        self.device_healthy = Gauge(
+            "batchinfer_worker_device_healthy", "0 while the device is not well and takes no shards.", registry=registry
+        )
+        self.device_healthy.set(1)
         self.losses = Counter("batchinfer_lease_losses_total", "Own leases found to be lost.", registry=registry)
         self.reaped = Counter(
             "batchinfer_leases_reaped_total", "Expired leases ended, of any worker.", registry=registry

@@ -20,6 +20,7 @@ from batchinfer.jobs.lease_order import Offer
 from batchinfer.jobs.status import JobState
 from batchinfer.log_context import bound
 from batchinfer.money import DeviceMeter
+from batchinfer_workers import device_health
 from batchinfer_workers.clock import SWEEP_SECONDS, Clock
 from batchinfer_workers.engine_host import EngineHost
 from batchinfer_workers.finalizer import run_finalizing
@@ -86,19 +87,22 @@ class WorkerNode:
         self._stays_until = 0.0
         self._job_id = job_id
         self._reference = ReferenceHost(self._start_reference)
-        self._host = EngineHost(self._start_engine, on_close=self._book_idle)
+        self.health = device_health.DeviceHealth(lambda: device_health.probe_device(settings.device or "auto"))
+        """Whether the device can be trusted; no shard is leased while it cannot."""
+        self._host = EngineHost(self._start_engine, on_close=self._book_idle, on_failure=self.health.note)
         self._lock = threading.Lock()
         self._num_busy = 0
         self._runners: dict[int, ShardRunner] = {}
         self._idle = threading.Condition(self._lock)
         self._reported_at = 0.0
+        self._was_well = True
         self.ticker = Ticker(
             ledger,
             dispatcher,
             seconds=settings.tick_seconds,
             serves=serves,
             job_id=job_id,
-            num_free=lambda: settings.shards_in_flight - self._num_busy,
+            num_free=lambda: 0 if self.health.reason else settings.shards_in_flight - self._num_busy,
             listen=listen,
             on_tick=self._report,
         )
@@ -150,7 +154,7 @@ class WorkerNode:
     def run_shards(self) -> None:
         """Run shards while there are any and a place is free."""
         with self._place() as has_place:
-            while has_place and not self.draining.is_set():
+            while has_place and not self.draining.is_set() and self.health.reason is None:
                 lease = self._ledger.lease_shard(
                     self.id,
                     offer=self._offer(),
@@ -287,12 +291,17 @@ class WorkerNode:
 
     def _report(self) -> None:
         """Tell the database every few seconds that this worker lives and what it does."""
-        if time.monotonic() - self._reported_at < REPORT_SECONDS:
+        self.health.look()
+        has_changed = (self.health.reason is None) != self._was_well
+        if not has_changed and time.monotonic() - self._reported_at < REPORT_SECONDS:
             return
+        self._was_well = self.health.reason is None
         self._reported_at = time.monotonic()
         self._reference.close_idle()
         loaded = self._host.model
         stats = {"busy": self._num_busy, "uncommitted_rows": self.uncommitted[0], "engine": self._host.stats()}
+        if (fault := self.health.fault) is not None:
+            stats["device_fault"] = fault
         try:
             self._ledger.worker_heartbeat(self.id, models=[loaded] if loaded else [], stats=stats)
         except NotFoundError:

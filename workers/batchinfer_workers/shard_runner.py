@@ -11,6 +11,7 @@ from batchinfer.engine.model_identity import model_revision, model_stamp
 from batchinfer.errors import (
     BatchInferError,
     ConflictError,
+    DeviceUnhealthyError,
     EngineError,
     FencedError,
     InputError,
@@ -118,6 +119,10 @@ class ShardRunner:
         elif isinstance(error, JOB_ERRORS):
             _log.error("%s fails: %s", lease.job.id, error)
             self._ledger.fail_job(lease.job.id, error.code, error.message)
+            self._ledger.release(lease.attempt_id, self._ended_ns)
+        elif isinstance(error, DeviceUnhealthyError):
+            # another worker, or this one once its device is well, runs the rest: no row and no shard is to blame
+            _log.warning("%s gives its rows back: %s", name, error)
             self._ledger.release(lease.attempt_id, self._ended_ns)
         elif isinstance(error, EngineError):
             _log.warning("%s: %s", name, error)
@@ -255,6 +260,8 @@ class ShardRunner:
         config = engine_config(lease.job.spec, self._settings)
         try:
             session = self._host.acquire(config, is_cancelled=self._must_stop, exclusive=lease.probe_rows is not None)
+        except DeviceUnhealthyError:
+            raise
         except EngineError as error:
             raise RuntimeError(f"the engine ended while it loaded {config.model}: {error}") from error
         if session is None:

@@ -49,6 +49,7 @@ class NodeStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             files=None if options.job_id is not None else file_sweeper(self._service),
         )
         metrics.watch_engine(self._node.engine_stats)
+        metrics.device_healthy.set_function(lambda: float(self._node.health.reason is None))
         self._close_metrics = metrics.serve_if(settings)
         worker.app.batchinfer_node = self._node
         self._node.start()

@@ -6,8 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from batchinfer.errors import DeviceUnhealthyError
 from batchinfer.jobs.status import AttemptState, JobState, Outcome
 from batchinfer.money import usd_to_nanos
+from batchinfer_workers import device_health
 from tests.fakes import answer
 
 from .conftest import prompts
@@ -165,3 +167,39 @@ def test_retry_after_the_cause_is_gone_makes_the_job_whole(bench, output):
     job = bench.run(job_id)
     assert (job.state, job.outcome, job.counts.succeeded) == (JobState.COMPLETED, Outcome.SUCCEEDED, 90)
     bench.check(job_id)
+
+
+def test_a_device_that_is_not_well_costs_no_row_and_its_worker_waits_for_it(bench, monkeypatch):
+    """A fault of the hardware: rows go back unblamed, the worker says so and takes none until a probe is answered."""
+    monkeypatch.setenv("CRASH_FILE", str(bench.folder / "failed"))
+    monkeypatch.setattr(device_health, "PROBE_SECONDS", 0.3)
+    probes = []
+
+    def probe(_device):
+        assert not bench.ledger.attempts(job_id, running_only=True), "no shard runs on a device that is not well"
+        probes.append(bench.ledger.list_workers()[0].stats.get("device_fault"))
+        return "still no answer" if len(probes) == 1 else None
+
+    monkeypatch.setattr(device_health, "probe_device", probe)
+    rows = slow(60)
+    rows[40] = "ECC-ONCE"
+    job_id = bench.submit(rows, shard_rows=30, max_attempts=1)
+    job = bench.run(job_id)
+    assert (job.outcome, job.counts.succeeded) == (Outcome.SUCCEEDED, 60)
+    bench.check(job_id)
+    states = {attempt.state for attempt in bench.ledger.attempts(job_id)}
+    assert states == {AttemptState.RELEASED, AttemptState.COMMITTED}, "nobody is blamed"
+    assert len(probes) == 2
+    assert "uncorrectable ECC" in probes[1]["reason"]
+
+
+def test_a_run_gives_up_on_a_device_that_stays_ill(bench, monkeypatch):
+    monkeypatch.setenv("CRASH_FILE", str(bench.folder / "failed"))
+    monkeypatch.setattr("batchinfer_workers.embedded.ILL_SECONDS", 1.0)
+    monkeypatch.setattr(device_health, "probe_device", lambda _device: "no answer")
+    job_id = bench.submit(["ECC-ONCE", *slow(5)])
+    with pytest.raises(DeviceUnhealthyError, match="finished rows are kept"):
+        bench.run(job_id)
+    job = bench.ledger.get_job(job_id)
+    assert (job.state, job.counts.errored) == (JobState.IN_PROGRESS, 0)
+    assert bench.run(job_id).counts.succeeded == 6
