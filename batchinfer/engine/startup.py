@@ -34,8 +34,8 @@ PREFILL_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 CHUNK = 128
 """Prompt tokens of a sequence in a measured step."""
-CONTEXT = 32
-"""Tokens of a decoding row's context in one."""
+CONTEXT = 15
+"""Tokens of a decoding row's context in one: with its own a block, so that few blocks become resident."""
 SHARED_PREFIXES = (256, 1024)
 SHARED_ROWS = (2, 4, 8, 16, 32)
 SHARED_RUNS = 3

@@ -181,3 +181,29 @@ def test_guessed_tokens_give_the_same_bytes(model, rows, alone):
     tokens, seen, _ = run(model, rows, max_num_seqs=64, max_num_batched_tokens=512, speculator=oracle)
     assert tokens == alone[0]
     assert {place: seen[place] for place in alone[1]} == alone[1]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("columns", "width"), [(1536, 576), (576, 2048)])
+def test_a_bfloat16_product_of_any_number_of_rows(columns, width, threads):
+    """Where a CPU has AMX, oneDNN takes other kernels for few and for many rows; these sizes met three of them."""
+    from batchinfer.models.fused.linear import PackedLinear, WeightOnlyLinear
+    from batchinfer_kernels.cpu import get_ops
+
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(width, columns, generator=generator) * 0.05
+    narrow = torch.randint(-9, 9, (width, columns), dtype=torch.int8, generator=generator)
+    rows = torch.randn(600, columns, generator=generator).to(torch.bfloat16)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for linear in (
+            PackedLinear(get_ops(), weight, None, torch.bfloat16),
+            WeightOnlyLinear(get_ops(), narrow, torch.ones(width), None),
+        ):
+            whole = linear(rows)
+            for number in (4, 20, 33, 34, 64, 100, 300, 353, 512, 576):
+                for start in (0, 600 - number):
+                    assert torch.equal(linear(rows[start : start + number]), whole[start : start + number]), number
+    finally:
+        torch.set_num_threads(before)

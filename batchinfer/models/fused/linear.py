@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
 from batchinfer_kernels.cpu import Accumulated, Int8Recipe, Int8Rows
+from batchinfer_kernels.cpu.variants import cpu_features
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from batchinfer.models.fused.spec import Norm
     from batchinfer_kernels.cpu import Ops
@@ -49,6 +51,37 @@ class QuantizedLinear(Linear, Protocol):
         """All that makes it up, by name, on the CPU; ``weight`` is int8 ``[in, out]``."""
 
 
+ROW_TILES = (128, 64)
+"""Rows of a bfloat16 product where its kernel depends on their number; longer first."""
+_long_tiles: dict[tuple[int, int, int], bool] = {}
+"""Whether the longer tile gives the bytes of the shorter: by columns in and out, and threads."""
+
+
+@functools.cache
+def depends_on_rows(dtype: torch.dtype) -> bool:
+    """Whether a product's bytes depend on how many rows are multiplied at once.
+
+    They do in bfloat16 on CPUs with AMX: oneDNN takes other kernels, which sum in another order, for less than some 35
+    and more than some 250 rows. Without AMX no such case is known (``tests/engine/test_same_bytes.py``).
+    """
+    return dtype == torch.bfloat16 and "amx_bf16" in cpu_features()
+
+
+def in_tiles(
+    x: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor], tiles: Sequence[int] = ROW_TILES
+) -> torch.Tensor:
+    """A product of rows in tiles of fixed sizes, of which the last may be padded: no row's bytes depend on the others."""
+    done, at, rows = [], 0, len(x)
+    for tile in tiles:
+        while rows - at >= tile:
+            done.append(product(x[at : at + tile]))
+            at += tile
+    if at < rows:
+        rest = torch.nn.functional.pad(x[at:], (0, 0, 0, tiles[-1] - (rows - at)))
+        done.append(product(rest)[: rows - at])
+    return done[0] if len(done) == 1 else torch.cat(done) if done else product(x)
+
+
 class FloatRows:
     """Asks for rows in ``dtype``."""
 
@@ -82,7 +115,8 @@ class PackedLinear(FloatRows):
     """float32 or bfloat16 weights in the layout oneDNN likes best, reordered once.
 
     Against ``F.linear`` on one core with AVX-512 BF16, 64 rows: 2.3 times as fast in float32, 1.1-1.3 times in bfloat16; and a row's
-    result does not depend on the rows beside it from 2 rows on, where ``F.linear`` in float32 needs 4.
+    result does not depend on the rows beside it from 2 rows on, where ``F.linear`` in float32 needs 4. With AMX it does
+    (:func:`depends_on_rows`), and rows go in tiles.
     """
 
     def __init__(self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
@@ -91,11 +125,25 @@ class PackedLinear(FloatRows):
         self._weight = mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), None)  # noqa: SLF001 -- as inductor
         self._product = mkldnn._linear_pointwise  # noqa: SLF001 -- what torch's own inductor generates calls to
         self._bias = None if bias is None else bias.to(dtype)
+        self._shape = tuple(weight.shape)
 
     def __call__(self, x: Operand) -> torch.Tensor:
         """See :meth:`Linear.__call__`."""
+        assert isinstance(x, torch.Tensor)
+        return in_tiles(x, self._multiply, self._tiles()) if depends_on_rows(self._dtype) else self._multiply(x)
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = self._product(x, self._weight, self._bias, "none", [], "")
         return product
+
+    def _tiles(self) -> Sequence[int]:
+        """The tiles that give equal bytes: which kernel is taken depends on shapes and threads, so that one look is enough."""
+        key = (*self._shape, torch.get_num_threads())
+        if key not in _long_tiles:
+            long, short = ROW_TILES
+            rows = torch.randn(long, self._shape[1], generator=torch.Generator().manual_seed(0)).to(self._dtype)
+            _long_tiles[key] = torch.equal(self._multiply(rows), in_tiles(rows, self._multiply, (short,)))
+        return ROW_TILES if _long_tiles[key] else ROW_TILES[-1:]
 
     def split(self, columns: int) -> list[PackedLinear]:
         """See :meth:`Linear.split`."""
@@ -194,7 +242,13 @@ class WeightOnlyLinear(FloatRows):
     def __call__(self, x: Operand) -> torch.Tensor:
         """See :meth:`Linear.__call__`; float32."""
         assert isinstance(x, torch.Tensor)
-        product = torch.nn.functional.linear(x, self._weight.to(self._dtype)).float().mul_(self._scale)
+        weight = self._weight.to(self._dtype)
+
+        def multiply(rows: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(rows, weight)
+
+        rows = in_tiles(x, multiply, ROW_TILES[-1:]) if depends_on_rows(self._dtype) else multiply(x)
+        product = rows.float().mul_(self._scale)
         return product if self._bias is None else product.add_(self._bias)
 
     def split(self, columns: int) -> list[WeightOnlyLinear]:
