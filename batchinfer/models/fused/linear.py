@@ -40,21 +40,10 @@ class Linear(Protocol):
         """The same product in slices of so many columns, in order; this one is of no use afterwards."""
 
 
-class QuantizedLinear(Linear, Protocol):
-    """One whose INT8 weights can be kept in a file."""
-
-    @property
-    def rotation(self) -> int:
-        """Block of its rows' rotation."""
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """All that makes it up, by name, on the CPU; ``weight`` is int8 ``[in, out]``."""
-
-
-ROW_TILES = (128, 64)
+ROW_TILES = (512, 256, 128, 64)
 """Rows of a bfloat16 product where its kernel depends on their number; longer first."""
-_long_tiles: dict[tuple[int, int, int], bool] = {}
-"""Whether the longer tile gives the bytes of the shorter: by columns in and out, and threads."""
+_equal_tiles: dict[tuple[int, int, int], tuple[int, ...]] = {}
+"""The tiles that give the bytes of the shortest: by columns out and in, and threads."""
 
 
 @functools.cache
@@ -139,11 +128,13 @@ class PackedLinear(FloatRows):
     def _tiles(self) -> Sequence[int]:
         """The tiles that give equal bytes: which kernel is taken depends on shapes and threads, so that one look is enough."""
         key = (*self._shape, torch.get_num_threads())
-        if key not in _long_tiles:
-            long, short = ROW_TILES
-            rows = torch.randn(long, self._shape[1], generator=torch.Generator().manual_seed(0)).to(self._dtype)
-            _long_tiles[key] = torch.equal(self._multiply(rows), in_tiles(rows, self._multiply, (short,)))
-        return ROW_TILES if _long_tiles[key] else ROW_TILES[-1:]
+        if key not in _equal_tiles:
+            short = ROW_TILES[-1]
+            rows = torch.randn(ROW_TILES[0], self._shape[1], generator=torch.Generator().manual_seed(0)).to(self._dtype)
+            truth = in_tiles(rows, self._multiply, (short,))
+            longer = (t for t in ROW_TILES[:-1] if torch.equal(in_tiles(rows, self._multiply, (t, short)), truth))
+            _equal_tiles[key] = (*longer, short)
+        return _equal_tiles[key]
 
     def split(self, columns: int) -> list[PackedLinear]:
         """See :meth:`Linear.split`."""
