@@ -40,9 +40,20 @@ class Linear(Protocol):
         """The same product in slices of so many columns, in order; this one is of no use afterwards."""
 
 
+class QuantizedLinear(Linear, Protocol):
+    """One whose INT8 weights can be kept in a file."""
+
+    @property
+    def rotation(self) -> int:
+        """Block of its rows' rotation."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that makes it up, by name, on the CPU; ``weight`` is int8 ``[in, out]``."""
+
+
 ROW_TILES = (512, 256, 128, 64)
 """Rows of a bfloat16 product where its kernel depends on their number; longer first."""
-_equal_tiles: dict[tuple[int, int, int], tuple[int, ...]] = {}
+_equal_tiles: dict[tuple[int, ...], tuple[int, ...]] = {}
 """The tiles that give the bytes of the shortest: by columns out and in, and threads."""
 
 
