@@ -108,6 +108,8 @@ class Settings(BaseSettings):
     """Capture no CUDA graphs; None is the engine's default."""
     enable_prefix_caching: bool | None = None
     """Share the KV cache of equal prefixes; None is the engine's default."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Devices of a worker over which a model is divided, a process each; None is 1."""
     device: str | None = None
     """Torch device of the engine, such as ``cpu`` or ``cuda:0``; None takes the best there is."""
 

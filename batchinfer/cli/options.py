@@ -217,6 +217,12 @@ _MACHINE_OPTIONS = (
         default=None,
         help="Share the KV cache of equal prefixes (BATCHINFER_ENABLE_PREFIX_CACHING; default: yes).",
     ),
+    click.option(
+        "--tensor-parallel-size",
+        type=click.IntRange(1, 64),
+        metavar="N",
+        help="Devices over which the model is divided (BATCHINFER_TENSOR_PARALLEL_SIZE; default: 1).",
+    ),
 )
 MACHINE_SETTINGS = (
     "max_num_batched_tokens",
@@ -224,6 +230,7 @@ MACHINE_SETTINGS = (
     "gpu_memory_utilization",
     "enforce_eager",
     "enable_prefix_caching",
+    "tensor_parallel_size",
 )
 """Settings that :func:`machine_options` gives a command."""
 

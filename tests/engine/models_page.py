@@ -7,6 +7,7 @@ import torch
 from batchinfer.errors import ModelError
 from batchinfer.models.fused.families import FAMILIES as FUSED
 from batchinfer.models.gguf_config import MODEL_TYPES
+from batchinfer.models.parallel.shard import PARALLEL_FAMILIES, UNDIVIDED
 from tests.engine.small_decoder import make_forward, small_model
 from tests.engine.test_families import FAMILIES, random_model
 
@@ -43,6 +44,11 @@ Refused with a sentence, since their layers are not all causal attention: {refus
 
 INT8 of an expert layer quantises each expert by itself; routers stay float32. An expert that no calibration text reached
 is rounded from its weights alone.
+
+## Several devices
+
+`--tensor-parallel-size` divides {parallel}; on a GPU too, in transformers' modules. Not {undivided}; all other families run
+on one device.
 """
 
 
@@ -50,7 +56,15 @@ def page() -> str:
     """The whole page; each row comes from building a model and asking for its layers."""
     rows = [_row(family) for family in NAMES]
     refused = ", ".join(f"`{family}`" for family, extra in REFUSED.items() if _is_refused(family, extra))
-    return HEAD + "".join(rows) + TAIL.format(refused=refused)
+    return (
+        HEAD
+        + "".join(rows)
+        + TAIL.format(
+            refused=refused,
+            parallel=", ".join(f"`{family}`" for family in sorted(PARALLEL_FAMILIES)),
+            undivided=", nor ".join(f"`{family}` ({reason})" for family, reason in UNDIVIDED.items()),
+        )
+    )
 
 
 def _row(family: str) -> str:

@@ -14,7 +14,7 @@ from batchinfer.models.folder import defer_folder_part
 from batchinfer.models.gguf import load_gguf_model
 from batchinfer.models.gguf_file import GgufFile
 from batchinfer.models.parallel.shard import PARALLEL_FAMILIES, Division, Shard, why_undivided
-from tests.engine.small_decoder import CPU, forward_of, logits_of, probed, small_model
+from tests.engine.small_decoder import CPU, forward_of, logits_of, make_forward, probed, small_model
 from tests.engine.test_gguf import tiny
 from tests.engine.thread_ranks import run_ranks
 from tests.gguf_writer import write_gguf
@@ -36,7 +36,7 @@ def part_of(folder, shard, dtype=torch.float32):
     return defer_folder_part(folder, config, shard, attn_implementation="eager", dtype=dtype)
 
 
-def parallel_logits(folder, size, dtype=torch.float32, block_size=16, name="fused", **settings):
+def parallel_logits(folder, size, dtype=torch.float32, block_size=16, name="fused", quantization="none", **settings):
     """Logits of rank 0, and the best words of each rank."""
 
     # not in the threads: transformers sets the process's default dtype while it builds a model
@@ -45,7 +45,7 @@ def parallel_logits(folder, size, dtype=torch.float32, block_size=16, name="fuse
 
     def work(peers):
         own = parts[peers.rank], layers[peers.rank]
-        forward, attention = forward_of(*own, dtype, True, "none", block_size, None, None, peers)
+        forward, attention = forward_of(*own, dtype, True, quantization, block_size, None, None, peers)
         assert forward.name == name
         best = []
 
@@ -121,6 +121,18 @@ def test_bfloat16_is_no_further_from_the_truth_than_transformers(family, saved):
             truth = reference(torch.tensor([sequence])).logits[0]
             theirs = rounded(torch.tensor([sequence])).logits[0].float()
         assert (ours - truth).abs().mean() < 1.2 * (theirs - truth).abs().mean()
+
+
+def test_weight_only_int8_is_no_further_from_the_truth_than_on_one_device(saved):
+    """Each rank has its own scales for its part of a row, so that they fit rather better."""
+    reference = small_model("llama")
+    folder = saved(copy.deepcopy(reference))
+    alone, _ = logits_of(*make_forward(copy.deepcopy(reference), torch.float32, quantization="int8-weight-only"))
+    shared, sequences = parallel_logits(folder, 2, quantization="int8-weight-only")
+    for one, two, sequence in zip(alone, shared, sequences, strict=True):
+        with torch.inference_mode():
+            truth = reference(torch.tensor([sequence])).logits[0]
+        assert 0 < (two - truth).abs().mean() < 1.2 * (one - truth).abs().mean()
 
 
 def test_the_same_bytes_run_after_run_and_however_sums_are_exchanged(saved):

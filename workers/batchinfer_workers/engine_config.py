@@ -21,6 +21,7 @@ def engine_config(spec: JobSpec, settings: Settings) -> EngineConfig:
         "enforce_eager": settings.enforce_eager,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "device": settings.device,
+        "tensor_parallel_size": settings.tensor_parallel_size,
     }
     return EngineConfig(
         model=spec.model,

@@ -29,3 +29,9 @@ def test_what_a_gpu_is_told_is_the_machines():
     assert (made.max_num_seqs, made.max_model_len) == (256, 4096)
     plain = engine_config(spec, Settings())
     assert (plain.gpu_memory_utilization, plain.enforce_eager, plain.enable_prefix_caching) == (0.9, False, True)
+
+
+def test_how_many_devices_a_model_is_divided_over_is_the_machines():
+    spec = JobSpec(inputs="i", model="m")
+    assert engine_config(spec, Settings()).tensor_parallel_size == 1
+    assert engine_config(spec, Settings(tensor_parallel_size=4)).tensor_parallel_size == 4
