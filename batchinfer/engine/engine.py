@@ -29,7 +29,8 @@ from batchinfer.engine.speculation import Speculator, StepCosts
 from batchinfer.engine.startup import start_up
 from batchinfer.errors import ModelError
 from batchinfer.model_kind import ModelKind, model_kind, sentence_config
-from batchinfer.models.load import LoadedModel, find_model, load_model
+from batchinfer.models.deferred_imports import defer_imports
+from batchinfer.models.load import LoadedModel, choose_device, find_model, load_model
 from batchinfer.models.parallel.shard import Shard
 from batchinfer.tasks import Pooling
 
@@ -54,6 +55,8 @@ def create_engine(config: EngineConfig) -> EngineCore | EncoderEngine:
     Raises:
         ModelError: the model cannot be found, read or run.
     """
+    if choose_device(config.device).type == "cpu":
+        defer_imports()
     register_attention()
     folder = find_model(config)[0]
     is_decoder = not folder.is_dir() or model_kind(folder) is ModelKind.DECODER

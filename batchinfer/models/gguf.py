@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ROTATED_IN_PAIRS = {"llama"}
 """Architectures whose query and key rows llama.cpp reorders, because it rotates neighbours instead of halves."""
+MAX_ROWS = 16384
+"""Rows of a tall matrix that are dequantised at a time."""
 NORMS_PLUS_ONE = {"gemma2", "gemma3"}
 """Architectures that are stored with 1 added to the norm weights."""
 
@@ -73,7 +75,7 @@ def _build(
     if missing:
         raise ModelError(f"{file.path} lacks {len(missing)} tensors, such as {missing[0]}: download it again")
     if may_defer:
-        loaders: Loaders = {hf_name: _loader(file, name, config) for hf_name, name in names.items()}
+        loaders: Loaders = {hf_name: _loader(file, name, config, dtype) for hf_name, name in names.items()}
         if division is not None:
             division.narrow(skeleton)
             loaders = division.loaders(loaders)
@@ -99,8 +101,18 @@ class LazyTensor:
         return torch.from_numpy(to_hf_layout(self._file, self._name, self._config))
 
 
-def _loader(file: GgufFile, name: str, config: Any) -> Loader:
+def _loader(file: GgufFile, name: str, config: Any, dtype: torch.dtype) -> Loader:
+    """Reads a tall matrix some rows at a time into ``dtype``, so that it is never there in float32 as a whole."""
+    height, *others = file.tensors[name].shape
+    is_tall = len(others) == 1 and height > MAX_ROWS and not _is_reordered(file, name)
+
     def load(index: Index) -> torch.Tensor:
+        if index is None and is_tall:
+            whole = torch.empty(height, *others, dtype=dtype)
+            for start in range(0, height, MAX_ROWS):
+                rows = slice(start, start + MAX_ROWS)
+                whole[rows] = torch.from_numpy(to_hf_layout(file, name, config, rows))
+            return whole
         if not isinstance(index, tuple):
             tensor = torch.from_numpy(to_hf_layout(file, name, config))
             return tensor if index is None else tensor[index]
@@ -117,12 +129,16 @@ def to_hf_layout(file: GgufFile, name: str, config: Any, rows: slice = ALL_ROWS)
     Rows of queries and keys must be those of whole heads.
     """
     weights = file.read(name, rows)
-    if file.architecture in ROTATED_IN_PAIRS and (".attn_q." in name or ".attn_k." in name):
+    if _is_reordered(file, name):
         num_heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
         return _halves_from_pairs(weights, len(weights) * num_heads // file.tensors[name].shape[0])
     if file.architecture in NORMS_PLUS_ONE and name.endswith("norm.weight"):
         return weights - 1
     return weights
+
+
+def _is_reordered(file: GgufFile, name: str) -> bool:
+    return file.architecture in ROTATED_IN_PAIRS and (".attn_q." in name or ".attn_k." in name)
 
 
 def _halves_from_pairs(weights: Any, num_heads: int) -> Any:

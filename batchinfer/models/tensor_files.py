@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors import safe_open
+
+from batchinfer.models.mapped_file import MappedFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +35,8 @@ class TensorFiles:
             if index.exists()
             else {path.name for path in folder.glob("*.safetensors")}
         )
-        opened: list[Any] = [safe_open(folder / name, framework="pt") for name in sorted(files)]
-        self._files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 -- it is no dict
+        opened = [MappedFile(folder / name) for name in sorted(files)]
+        self._files = {name: file for file in opened for name in file.names}
 
     def __getitem__(self, name: str) -> Loader:
         """What reads a parameter.
@@ -74,6 +75,4 @@ class TensorFiles:
         return lambda index: self._read(other, index)
 
     def _read(self, name: str, index: Index) -> torch.Tensor:
-        file = self._files[name]
-        tensor: torch.Tensor = file.get_tensor(name) if index is None else file.get_slice(name)[index]
-        return tensor
+        return self._files[name].get(name, index)

@@ -10,6 +10,7 @@ from batchinfer.models.fused.adapted import AdapterSlots
 from batchinfer.models.fused.decoder import FusedDecoder
 from batchinfer.models.fused.kinds import CPU, kinds_of
 from batchinfer.models.fused.layer import FusedLayer
+from batchinfer.models.fused.linear import PackedSlices
 from batchinfer.models.fused.mlp import DenseMlp
 from batchinfer.models.fused.spec import ExpertsSpec, MlpSpec
 from batchinfer.models.parallel.fused import share_layer
@@ -49,15 +50,18 @@ class LinearMaker(Protocol):
 class PlainMaker:
     """Makes linears from weights alone, with a function."""
 
-    def __init__(self, make: MakeLinear, recipe: str = "") -> None:
+    def __init__(self, make: MakeLinear, recipe: str = "", make_head: MakeLinear | None = None) -> None:
+        """The head is made by ``make_head``; None: like all others."""
         self._make = make
+        self._make_head = make_head or make
         self.recipe = recipe
 
     def begin_layer(self, layer: LayerSpec) -> None:
         """See :meth:`LinearMaker.begin_layer`: nothing to do."""
 
     def begin_head(self) -> None:
-        """See :meth:`LinearMaker.begin_head`: nothing to do."""
+        """See :meth:`LinearMaker.begin_head`."""
+        self._make = self._make_head
 
     def __call__(self, projection: Projection) -> Linear:
         """See :meth:`LinearMaker.__call__`."""
@@ -69,8 +73,11 @@ class PlainMaker:
 
 def pack(ops: Ops, dtype: torch.dtype) -> PlainMaker:
     """Linears in ``dtype``, not quantised."""
-    make = kinds_of(ops).plain
-    return PlainMaker(lambda projection: make(ops, projection.weight(), projection.bias(), dtype))
+    kinds = kinds_of(ops)
+    return PlainMaker(
+        lambda projection: kinds.plain(ops, projection.weight(), projection.bias(), dtype),
+        make_head=(lambda projection: PackedSlices(ops, projection, dtype)) if kinds is CPU else None,
+    )
 
 
 def convert(
@@ -85,7 +92,7 @@ def convert(
     """Build the decoder; queries and KV are in ``dtype``. With ``peers`` the spec is a rank's share of a model.
 
     With ``releases_weights`` the model's own weights go as theirs are made, so that at no time more than one layer is
-    held twice; the model cannot run afterwards. A head that shares the embeddings' tensor keeps it.
+    held twice; the model cannot run afterwards.
     """
     adapters = AdapterSlots(make=kinds_of(ops).adapted, device=spec.embedding.device)
 
@@ -101,9 +108,12 @@ def convert(
         built = build_layer(layer, make_one, ops)
         layers.append(built if peers is None else share_layer(built, peers))
     make.begin_head()
-    head = make(spec.head) if spec.is_head_tied else make_one(spec.head)
+    head = make(spec.head)
     make.finish()
-    return FusedDecoder(ops, spec, layers, head, dtype, adapters=adapters, peers=peers)
+    decoder = FusedDecoder(ops, spec, layers, head, dtype, adapters=adapters, peers=peers)
+    if releases_weights:
+        spec.head.release()
+    return decoder
 
 
 def build_layer(

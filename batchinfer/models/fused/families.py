@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from batchinfer.models.deferred import read
-from batchinfer.models.fused.parts import ExpertStack, ModulePart
+from batchinfer.models.fused.parts import ExpertStack, ModulePart, TensorPart
 from batchinfer.models.fused.spec import DecoderSpec, ExpertsSpec, LayerSpec, MlpSpec, Norm, Projection
 from batchinfer_kernels.cpu import RotaryEmbedding
 
@@ -37,16 +37,17 @@ def describe(model: Any, attention: Sequence[LayerAttention], num_positions: int
     family = _Family(model, config, num_positions)
     embed = model.model.embed_tokens
     scale = getattr(embed, "embed_scale", None)
+    embedding = read(embed.weight)
+    is_tied = model.lm_head.weight is embed.weight and model.lm_head.bias is None
     return DecoderSpec(
-        embedding=read(embed.weight),
+        embedding=embedding,
         # Gemma multiplies by the scale rounded to the weights' precision
         embedding_scale=(
             float(scale.to(embed.weight.dtype)) if scale is not None else getattr(config, "embedding_multiplier", 1.0)
         ),
         layers=[family.layer(i, seen, ACTIVATIONS[activation]) for i, seen in enumerate(attention)],
         final_norm=family.norm(model.model.norm),
-        head=Projection("head", [ModulePart(model.lm_head)]),
-        is_head_tied=model.lm_head.weight is embed.weight,
+        head=Projection("head", [TensorPart(embedding) if is_tied else ModulePart(model.lm_head)]),
         logits_scale=1.0 / getattr(config, "logits_scaling", 1.0),
         logits_softcap=getattr(config, "final_logit_softcapping", None),
     )

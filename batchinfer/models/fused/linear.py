@@ -13,7 +13,7 @@ from batchinfer_kernels.cpu.variants import cpu_features
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from batchinfer.models.fused.spec import Norm
+    from batchinfer.models.fused.spec import Norm, Projection
     from batchinfer_kernels.cpu import Ops
     from batchinfer_kernels.cpu.operands import Activation, Activations
 
@@ -155,6 +155,27 @@ class PackedLinear(FloatRows):
             PackedLinear(self._ops, weight[part], _part(self._bias, part), self._dtype)
             for part in _parts(len(weight), columns)
         ]
+
+
+class PackedSlices(FloatRows):
+    """A :class:`PackedLinear` that is not made until it is split, so that wide weights are never widened as a whole."""
+
+    def __init__(self, ops: Ops, projection: Projection, dtype: torch.dtype) -> None:
+        super().__init__(ops, dtype)
+        self._projection = projection
+
+    def split(self, columns: int) -> list[PackedLinear]:
+        """See :meth:`Linear.split`."""
+        bias = self._projection.bias()
+        parts = _parts(self._projection.out_features, columns)
+        return [
+            PackedLinear(self._ops, weight, _part(bias, part), self._dtype)
+            for weight, part in zip(self._projection.slices(columns), parts, strict=True)
+        ]
+
+    def __call__(self, x: Operand) -> torch.Tensor:
+        """See :meth:`Linear.__call__`."""
+        return torch.cat([part(x) for part in self.split(self._projection.out_features)], dim=1)
 
 
 class Int8Linear:

@@ -32,6 +32,24 @@ class ModulePart:
         self._module.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
 
 
+class TensorPart:
+    """A matrix that is in memory anyway, as embeddings that are the head's weights too."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+        self.out_features, self.in_features = weight.shape
+
+    def weight(self) -> torch.Tensor:
+        """See :meth:`~batchinfer.models.fused.spec.Part.weight`."""
+        return self._weight
+
+    def bias(self) -> None:
+        """See :meth:`~batchinfer.models.fused.spec.Part.bias`: it has none."""
+
+    def release(self) -> None:
+        """See :meth:`~batchinfer.models.fused.spec.Part.release`: others need it."""
+
+
 class ExpertPart:
     """One expert's matrix in a parameter ``[num_experts, out, in]``; the parameter goes when its last expert does."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from batchinfer_kernels.cpu import RotaryEmbedding
     from batchinfer_kernels.cpu.operands import Activation
@@ -77,6 +77,14 @@ class Projection:
         weights = [part.weight().detach().float() for part in self.parts]
         joined = torch.cat(weights) if len(weights) > 1 else weights[0].clone()
         return joined if self.scale == 1.0 else joined.mul_(self.scale)
+
+    def slices(self, rows: int) -> Iterator[torch.Tensor]:
+        """As :meth:`weight`, so many rows at a time: only the model's own tensor is ever there as a whole."""
+        for part in self.parts:
+            weight = part.weight().detach()
+            for start in range(0, len(weight), rows):
+                piece = weight[start : start + rows].float()
+                yield piece if self.scale == 1.0 else piece * self.scale
 
     def bias(self) -> torch.Tensor | None:
         """float32 ``[out]``; None if no part has one."""
@@ -174,8 +182,6 @@ class DecoderSpec:
     layers: Sequence[LayerSpec]
     final_norm: Norm
     head: Projection
-    is_head_tied: bool
-    """Whether the head's weights are the embeddings."""
     logits_scale: float
     logits_softcap: float | None
 

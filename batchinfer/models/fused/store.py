@@ -12,12 +12,13 @@ import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from batchinfer.models.fused.kinds import kinds_of
+from batchinfer.models.mapped_file import MappedFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,19 +95,17 @@ class StoredMaker:
     def __init__(self, ops: Ops, path: Path, recipe: str) -> None:
         self._ops = ops
         self.recipe = recipe
-        opened: Any = safe_open(path, framework="pt")  # its methods have no annotations
-        self._file = opened
-        metadata = self._file.metadata() or {}
+        self._file = MappedFile(path)
+        metadata = self._file.metadata
         self._rotations: dict[str, int] = json.loads(metadata["rotations"])
         if metadata["recipe"] != recipe:
             raise ValueError(f"it holds {metadata['recipe']}")
-        self._names = set(self._file.keys())
 
     def holds(self, projections: Mapping[str, Projection]) -> bool:
         """Whether it has exactly these projections, in their shapes."""
         return set(self._rotations) == set(projections) and all(
-            f"{name}.weight" in self._names
-            and self._file.get_slice(f"{name}.weight").get_shape() == [p.in_features, p.out_features]
+            f"{name}.weight" in self._file.names
+            and self._file.shape(f"{name}.weight") == [p.in_features, p.out_features]
             for name, p in projections.items()
         )
 
@@ -119,9 +118,9 @@ class StoredMaker:
     def __call__(self, projection: Projection) -> QuantizedLinear:
         """See :meth:`~batchinfer.models.fused.convert.LinearMaker.__call__`."""
         name = projection.name
-        parts = [part for part in ("weight", "scale", "bias", "smoothing") if f"{name}.{part}" in self._names]
+        parts = [part for part in ("weight", "scale", "bias", "smoothing") if f"{name}.{part}" in self._file.names]
         # copies: aligned as kernels like it, and free of the file
-        tensors: dict[str, torch.Tensor] = {part: self._file.get_tensor(f"{name}.{part}").clone() for part in parts}
+        tensors: dict[str, torch.Tensor] = {part: self._file.get(f"{name}.{part}").clone() for part in parts}
         return kinds_of(self._ops).int8_of_tensors(self._ops, tensors, self._rotations[name])
 
     def finish(self) -> None:
