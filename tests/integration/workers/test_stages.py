@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from batchinfer.dataset.manifest import read_manifest
 from batchinfer.dataset.verify import verify
@@ -17,7 +16,6 @@ from batchinfer.money import Price, usd_to_nanos
 from batchinfer.types import Usage
 from tests.fakes import answer
 from tests.processes import Process
-from tests.tiny_model import write_tiny_model
 
 from .test_partial_rows import wait_for
 
@@ -163,61 +161,17 @@ def test_nothing_finished_runs_again_after_a_killed_worker(bench, tmp_path):
 
 def test_a_row_that_kills_the_engine_in_a_later_stage_ends_alone(bench):
     """The engine dies on one row's judge each time: that row is found and its neighbours finish."""
-    stages = [STAGES[0], {"name": "judge", "prompt": "{{ 'CRASH' if topic == 't5' else 'judge' }} {{ draft.output }}"}]
-    job = bench.run(bench.submit(table(8), stages=stages, max_attempts=1))
+    stages = [STAGES[0], {"name": "judge", "prompt": "{{ 'CRASH' if topic == 't0' else 'judge' }} {{ draft.output }}"}]
+    job = bench.run(bench.submit(table(3), stages=stages, max_attempts=1))
     check_stages(bench, job.id)
     rows = bench.rows(job.id)
-    assert (job.counts.succeeded, job.counts.errored) == (7, 1)
-    assert rows[5]["error"]["code"] == "worker_lost"
+    assert (job.counts.succeeded, job.counts.errored) == (2, 1)
+    assert rows[0]["error"]["code"] == "worker_lost"
 
 
-@pytest.mark.parametrize(
-    ("stages", "words"),
-    [
-        ([{"name": "draft", "prompt": "{{ nowhere }}"}], "stage 'draft': the template uses 'nowhere'"),
-        ([STAGES[0], {"name": "keep", "filter": "scroe > 1"}], "stage 'keep': the template uses 'scroe'"),
-        ([{"name": "topic", "prompt": "x"}], "stage 'topic': the input has a column of that name"),
-    ],
-)
-def test_what_the_input_does_not_have_fails_the_job_before_it_costs_anything(bench, stages, words):
+def test_what_the_input_does_not_have_fails_the_job_before_it_costs_anything(bench):
+    stages = [STAGES[0], {"name": "keep", "filter": "scroe > 1"}]
     job = bench.run(bench.submit(table(5), stages=stages))
     assert (job.state, job.cost_nanos, bench.calls()) == (JobState.FAILED, 0, {})
-    assert words in job.error_message
+    assert "stage 'keep': the template uses 'scroe'" in job.error_message
     assert not list(Path(bench.folder).rglob("*.part"))
-    assert pq.read_table(bench.folder / "input.parquet").num_rows == 5
-
-
-def test_stages_give_the_bytes_of_separate_jobs(bench, tmp_path):
-    """A real engine, by hand: a job that drafts, its answers as a column of a second job that judges them."""
-    model = str(write_tiny_model(tmp_path / "tiny"))
-    draft = {"template": "w5 w17 w33 {{ topic }}", "max_tokens": 9, "temperature": 0.8, "seed": 11}
-    judge = {"template": "w5 w17 w33 w2 {{ draft }} {{ topic }}", "max_tokens": 6, "include_columns": ["logprobs"]}
-    topics = [f"w{3 + 7 * row % 90} w{row}" for row in range(12)]
-    common = {"model": model, "ignore_eos": True, "shard_rows": 5, "include_token_ids": True}
-    settings = {
-        "engine_factory": "batchinfer.engine.engine:create_engine", "database_url": bench.database_url, "tick_seconds": 0.1,
-    }  # fmt: skip
-    stages = [
-        {"name": "draft", "prompt": draft["template"], "sampling": {"max_tokens": 9, "temperature": 0.8, "seed": 11}},
-        {"name": "keep", "filter": "draft.usage.completion_tokens == 9 and draft.output.split()[0] != dull"},
-        {"name": "judge", "prompt": judge["template"].replace("{{ draft", "{{ draft.output"), "sampling": {"max_tokens": 6, "logprobs": 0}},
-    ]  # fmt: skip
-
-    def run(rows, name, **spec):
-        job_id = bench.submit(rows, output=str(bench.folder / name), file=f"{name}.parquet", **common, **spec)
-        wait_for(lambda: bench.ledger.get_job(job_id).state.is_terminal)
-        return check_stages(bench, job_id, [name for name in ("draft", "judge") if "stages" in spec])
-
-    with Process("worker", **settings):
-        drafts = bench.rows(run(pa.table({"topic": topics}), "drafts", **draft).id)
-        texts = [row["output"] for row in drafts]
-        assert len(set(texts)) == 12
-        judges = bench.rows(run(pa.table({"topic": topics, "draft": texts}), "judges", **judge, logprobs=0).id)
-        dull = [texts[row].split()[0] if row in (2, 7) else "" for row in range(12)]
-        staged = bench.rows(run(pa.table({"topic": topics, "dull": dull}), "staged", stages=stages).id)
-    for index, (row, first, second) in enumerate(zip(staged, drafts, judges, strict=True)):
-        assert (row["draft"]["output"], row["draft"]["token_ids"]) == (first["output"], first["token_ids"])
-        assert row["status"] == ("filtered" if index in (2, 7) else "succeeded")
-        if index not in (2, 7):
-            for column in ("output", "token_ids", "logprobs", "finish_reason"):
-                assert row["judge"][column] == second[column]

@@ -62,14 +62,17 @@ class Checkpoint:
         self.rows[row.row_index] = (row, device_ns)
 
 
+def lease_of(spec):
+    return SimpleNamespace(job=SimpleNamespace(model="m", spec=spec), attempt_number=1, nanos_per_hour=3_600_000_000)
+
+
 def pump(topics, script, **window):
     spec = JobSpec(inputs="x", model="m", stages=STAGES)
     table = pa.table({"topic": topics}).to_batches()[0]
     inputs = iter(row_reader(prompt_config(spec), table.schema).read(table, 0))
-    lease = SimpleNamespace(job=SimpleNamespace(model="m", spec=spec), attempt_number=1, nanos_per_hour=3_600_000_000)
     engine, checkpoint = Engine(script), Checkpoint()
     RowPump(
-        inputs, ResultRows(lease, None), checkpoint, Window(**{"rows": 64, "chars": 10**6, **window}),
+        inputs, ResultRows(lease_of(spec), None), checkpoint, Window(**{"rows": 64, "chars": 10**6, **window}),
         open_session=lambda _requests: engine, job_seed=None,
     ).run(check_stop=lambda: None, on_commit=lambda: None)  # fmt: skip
     assert not engine.waiting
