@@ -12,6 +12,7 @@ from batchinfer_kernels.fp8_gemm import FP8, fp8_gemm_reference
 from batchinfer_kernels.grouped_gemm import combine_experts_reference, grouped_gemm_reference
 from batchinfer_kernels.int4_gemm import int4_gemm_reference, pack_int4
 from batchinfer_kernels.int8_gemm import int8_gemm_reference
+from batchinfer_kernels.lora import LoraRows, lora_add_reference, padded_offsets
 from batchinfer_kernels.reference import quantize_rows
 from batchinfer_kernels.routing import Routing, route
 from benchmarks.gpu.case import (
@@ -60,6 +61,9 @@ def product_cases(sizes: Sizes) -> list[Case]:
             shape = f"{m} x {n} x {k}"
             found.append(Case("int8_gemm", f"w8a16 {NAMES[dtype]} {shape}", dtype, partial(_w8a16, m, n, k, dtype)))
             found.append(Case("int4_gemm", f"w4a16 {NAMES[dtype]} {shape}", dtype, partial(_int4, m, n, k, dtype)))
+    for dtype in FLOATS:
+        build = partial(_lora, sizes, dtype)
+        found.append(Case("lora_add", f"{NAMES[dtype]} 4 adapters of 16, {sizes.rows} x {n} x {k}", dtype, build))
     return found + _expert_cases(sizes)
 
 
@@ -103,6 +107,29 @@ def _w8a16(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> 
     work = Work(num_bytes(a, w, w_scale) + m * n * dtype.itemsize, 2.0 * m * n * k, _unit(dtype))
     plain = w.to(dtype)
     return Call(run, expected, rounded(sums=SUMS[dtype]), work, ("linear", partial(functional.linear, a, plain)))
+
+
+def _lora(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Call:
+    """A decode step's rows in turn over four adapters; what is timed adds again and again."""
+    m, n, k, rank, count = sizes.rows, sizes.hidden, sizes.mlp, 16, 4
+    x, first = randn(device, m, k, dtype=dtype), randn(device, m, n, dtype=dtype, seed=1)
+    downs = [randn(device, rank, k, dtype=dtype, scale=k**-0.5, seed=2 + i) for i in range(count)]
+    ups = [randn(device, n, rank, dtype=dtype, seed=9 + i) for i in range(count)]
+    order = torch.tensor([row for i in range(count) for row in range(i, m, count)], dtype=torch.int32, device=device)
+    offsets = padded_offsets([len(range(i, m, count)) for i in range(count)])
+    rows = LoraRows(order, torch.tensor(offsets, dtype=torch.int32, device=device))
+    addresses = [torch.tensor([each.data_ptr() for each in matrices], device=device) for matrices in (downs, ups)]
+    ranks, out = torch.full((count,), rank, device=device), first.clone()
+
+    def run() -> torch.Tensor:
+        op("lora_add")(out, x, rows.order, rows.offsets, *addresses, ranks, rank, dtype)
+        return out
+
+    work = Work(num_bytes(x, *downs, *ups) + 2 * num_bytes(out), 2.0 * m * rank * (k + n), _unit(dtype))
+    expected = partial(lora_add_reference, first, x, rows, list(zip(downs, ups, strict=True)))
+    torchs = partial(functional.linear, x, downs[0])
+    # what is rounded between the products may fall to either side
+    return Call(run, expected, rounded(sums=10 * SUMS[dtype]), work, ("one adapter's first product", torchs))
 
 
 def _fp8(m: int, n: int, k: int, device: torch.device) -> Call:

@@ -48,7 +48,7 @@ def grouped_config(arch: int, num_pairs: int, num_experts: int, dtype: torch.dty
 
 
 @jit()
-def _rows_of(tile: tl.tensor, offsets_ptr: tl.tensor, NUM_EXPERTS: tl.constexpr, EXPERTS_P: tl.constexpr, BLOCK_M: tl.constexpr) -> tl.tensor:  # fmt: skip
+def rows_of(tile: tl.tensor, offsets_ptr: tl.tensor, NUM_EXPERTS: tl.constexpr, EXPERTS_P: tl.constexpr, BLOCK_M: tl.constexpr) -> tl.tensor:  # fmt: skip
     """A tile's expert, its first row and the end of its expert's rows; past the last tile the expert is EXPERTS_P."""
     e = tl.arange(0, EXPERTS_P)
     begins = tl.load(offsets_ptr + e, mask=e < NUM_EXPERTS, other=0)
@@ -71,7 +71,7 @@ def _grouped_gemm_kernel(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, IS_EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     tile, column_tile = tile_of(tl.program_id(0), tiles_m, tl.cdiv(n, BLOCK_N), GROUP_M)
-    expert, row0, end = _rows_of(tile, offsets_ptr, NUM_EXPERTS, EXPERTS_P, BLOCK_M)
+    expert, row0, end = rows_of(tile, offsets_ptr, NUM_EXPERTS, EXPERTS_P, BLOCK_M)
     if expert < NUM_EXPERTS:
         rows, columns = row0 + tl.arange(0, BLOCK_M), column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
         is_row, is_column = rows < end, columns < n

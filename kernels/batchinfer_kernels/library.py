@@ -20,6 +20,7 @@ from batchinfer_kernels import kv_write as _kv_write
 from batchinfer_kernels import lm_head as _lm_head
 from batchinfer_kernels import logit_changes as _changes
 from batchinfer_kernels import logprobs as _logprobs
+from batchinfer_kernels import lora as _lora
 from batchinfer_kernels import merge_states as _merge
 from batchinfer_kernels import paged_attention as _attention
 from batchinfer_kernels import quantize as _quantize
@@ -163,6 +164,19 @@ def combine_experts(y: Tensor, weights: Tensor, out_dtype: torch.dtype, residual
 
 
 combine_experts.register_fake(lambda y, weights, out_dtype, *_: _like(y, weights.shape[0], y.shape[1], dtype=out_dtype))
+
+
+@custom_op(f"{NAMESPACE}::lora_add", mutates_args=("out",))
+def lora_add(
+    out: Tensor, x: Tensor, order: Tensor, offsets: Tensor, downs: Tensor, ups: Tensor, ranks: Tensor, max_rank: int,
+    dtype: torch.dtype, x_scale: Tensor | None = None,
+) -> None:  # fmt: skip
+    """See :func:`batchinfer_kernels.lora.lora_add`; what ``downs`` and ``ups`` point to is read unseen."""
+    table = _lora.LoraTable(downs, ups, ranks, max_rank, dtype)
+    _lora.lora_add(out, x, _lora.LoraRows(order, offsets), table, x_scale=x_scale)
+
+
+lora_add.register_fake(lambda *_: None)
 
 
 @custom_op(f"{NAMESPACE}::kv_write", mutates_args=("keys", "values", "key_scale", "value_scale"))

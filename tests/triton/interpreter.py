@@ -39,6 +39,8 @@ class Launch:
 
     def __init__(self) -> None:
         self.extents: list[tuple[int, int]] = []
+        self.reachable: list[tuple[int, int]] = []
+        """Extents of what kernels find by an address in a tensor; tests add to it with :func:`reach`."""
         self.stores: dict[tuple[int, int, int], list[np.ndarray]] = {}
 
     def begin(self) -> None:
@@ -58,6 +60,11 @@ class Launch:
 
 
 launch = Launch()
+
+
+def reach(*tensors: Any) -> None:
+    """Let kernels read what they find by an address in a tensor, and nothing else of that kind."""
+    launch.reachable[:] = [_extent(tensor) for tensor in tensors]
 
 
 def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
@@ -274,10 +281,10 @@ def _check_bounds(pointers: Any, mask: Any, what: str) -> np.ndarray:
     active = pointers.data[np.broadcast_to(mask.data, pointers.data.shape).astype(bool)].astype(np.int64)
     if not active.size:
         return active
-    allowed = [pointers.attr["extent"]] if "extent" in pointers.attr else launch.extents
+    allowed = [pointers.attr["extent"]] if "extent" in pointers.attr else [*launch.extents, *launch.reachable]
     lowest, highest = int(active.min()), int(active.max()) + size
     if any(low <= lowest and highest <= high for low, high in allowed):
         return active
-    low, high = allowed[0]
+    low, high = allowed[0] if allowed else (0, 0)
     where = f"bytes {lowest - low} to {highest - low} of a tensor of {high - low} bytes"
     raise IndexError(f"{what} out of bounds: {where}, program {stock.interpreter_builder.grid_idx}")

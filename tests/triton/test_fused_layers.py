@@ -8,9 +8,11 @@ import torch
 from batchinfer.engine import quantization
 from batchinfer.engine.forward_pass import FusedPass
 from batchinfer.engine.triton_attention import TritonAttention
+from batchinfer.models.lora_store import LoraStore
 from tests.engine import small_decoder
+from tests.engine.adapters import save_adapter
 from tests.engine.small_decoder import logits_of, make_forward, small_model
-from tests.triton import interpreter  # noqa: F401 -- before any kernel module
+from tests.triton import interpreter
 
 F32, BF16 = torch.float32, torch.bfloat16
 SIZES = {"num_hidden_layers": 2}
@@ -87,6 +89,32 @@ def test_int8_layers_are_the_cpus(family, scheme, monkeypatch):
         variance = exact.var()
         assert (logits - reference).square().mean() < 0.002 * variance
         assert (logits - exact).square().mean() < 2 * (reference - exact).square().mean() + 1e-4 * variance
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8"])
+def test_two_adapters_in_a_batch_are_pefts_merged_models(scheme, monkeypatch, tmp_path):
+    """Each sequence its own, of ranks that are no multiples of 16; INT8 stays as near as it is without any."""
+    model = small_model("llama", num_hidden_layers=1, attention_bias=True)
+    merged = [save_adapter(model, tmp_path / name, rank=rank, alpha=8) for name, rank in (("a", 8), ("b", 20))]
+    forward, attention = on_triton(model, F32, monkeypatch, quantization=scheme)
+    store = LoraStore(forward.adapters, 1 << 30)
+    files = [store.open(str(tmp_path / name)) for name in ("a", "b")]
+    make = store.groups
+
+    def reached(rows):
+        groups = make(rows)
+        interpreter.reach(*(x.weight for g in groups for d in g.deltas.values() for x in (d.down, d.up)))
+        return groups
+
+    monkeypatch.setattr(store, "groups", reached)
+    found, sequences = logits_of(forward, attention, store, files, steps=STEPS)
+    for logits, truth_of, tokens in zip(found, merged, sequences, strict=True):
+        expected = truth(truth_of, tokens)
+        if scheme == "none":
+            assert largest_error(logits, expected) < 3e-4
+        else:
+            without = (truth(model, tokens) - expected).square().mean()
+            assert (logits - expected).square().mean() < without / 4
 
 
 def test_bfloat16_is_near_and_quantised_weights_are_shared_with_the_cpu(monkeypatch, tmp_path):

@@ -7,8 +7,10 @@ from batchinfer_kernels import fp8_gemm, int4_gemm, library, routing
 from batchinfer_kernels.attention_plan import QuerySpan, plan_attention
 from batchinfer_kernels.paged_kv import PagedKV
 from batchinfer_kernels.reference import quantize_rows
-from tests.triton import interpreter  # noqa: F401 -- before any kernel module
+from tests.triton import interpreter
 
+ADAPTER = (torch.ones(16, 32), torch.ones(24, 16))
+"""Kept alive: the kernel is told their addresses."""
 F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
 
 
@@ -37,6 +39,13 @@ def attention_arguments() -> tuple[object, ...]:
     )  # fmt: skip
 
 
+def lora_arguments() -> tuple[object, ...]:
+    """Two adapters, one of which has nothing here."""
+    interpreter.reach(*ADAPTER)
+    addresses = [torch.tensor([matrix.data_ptr(), 0]) for matrix in ADAPTER]
+    return (randn(3, 24), randn(3, 32), int32(2, 0), int32(0, 1, 2), *addresses, torch.tensor([16, 0]), 16, F32)
+
+
 def examples() -> dict[str, tuple[tuple[object, ...], dict[str, object]]]:
     """Arguments of each op."""
     x, wide = randn(3, 32), randn(3, 64)
@@ -60,6 +69,7 @@ def examples() -> dict[str, tuple[tuple[object, ...], dict[str, object]]]:
         "int4_gemm": ((randn(3, 128), *packed), {}),
         "grouped_gemm": ((x, randn(4, 16, 32), *experts, True, False, F32), {}),
         "combine_experts": ((randn(6, 16), sent.weights, F32), {"residual": randn(3, 16)}),
+        "lora_add": (lora_arguments(), {}),
         "kv_write": ((heads, heads, slots, *paged), {}),
         "rope_and_kv_write": ((heads, heads, heads, int32(3, 4, 5), slots, *tables, *paged), {}),
         "paged_attention": (attention_arguments(), {}),

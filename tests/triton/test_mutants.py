@@ -6,10 +6,10 @@ import types
 import pytest
 import torch
 
-from tests.triton import test_attention, test_gemm, test_heads, test_moe, test_rope, test_rows, test_sampler
+from tests.triton import test_attention, test_gemm, test_heads, test_lora, test_moe, test_rope, test_rows, test_sampler
 from tests.triton.mutants import MUTANTS, PACKAGE, Mutant, load
 
-F32, BF16 = torch.float32, torch.bfloat16
+F32, BF16, I8 = torch.float32, torch.bfloat16, torch.int8
 bound = functools.partial
 
 QUANTIZED = [
@@ -78,6 +78,10 @@ KILLERS = {
         bound(test_heads.test_embedding_gathers_and_scales, F32, 16),
         test_heads.test_ranks_with_a_part_of_the_vocabulary_add_up,
     ],
+    "lora": [
+        test_lora.test_adapters_of_several_ranks_tiles_and_shares_of_the_depth,
+        bound(test_lora.check, [0, None, 1], (16, 48), 144, 40, I8, F32, 5),
+    ],
     "lm_head": [
         test_heads.test_the_lowest_of_equal_tokens_wins_even_across_tiles,
         bound(test_heads.test_a_broken_row_has_no_token_and_its_neighbours_do, float("nan")),
@@ -103,7 +107,7 @@ def survives(mutant: Mutant, folder, monkeypatch) -> bool:
     """Whether every test passes with the mutated modules in the place of the real ones."""
     loaded = load(mutant, folder)
     names = {f"{PACKAGE}.{name}": module for name, module in loaded.items()}
-    for tests in (test_attention, test_gemm, test_heads, test_moe, test_rope, test_rows, test_sampler):
+    for tests in (test_attention, test_gemm, test_heads, test_lora, test_moe, test_rope, test_rows, test_sampler):
         for name, value in list(vars(tests).items()):
             if isinstance(value, types.ModuleType) and value.__name__ in names:
                 monkeypatch.setattr(tests, name, names[value.__name__])

@@ -73,6 +73,8 @@ class AdapterSlots:
     """Gives a linear room for adapters; None: :class:`AdaptedLinear`."""
     device: torch.device | str = "cpu"
     """Where rows and weights are."""
+    step: object = None
+    """What linears have made of ``groups``."""
 
     def wrap(self, ops: Ops, projection: Projection, linear: Linear) -> Linear:
         """The linear with room for adapters, if its projection has modules that one can name."""

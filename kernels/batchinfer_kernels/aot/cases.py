@@ -20,6 +20,7 @@ from batchinfer_kernels.kv_write import kv_write
 from batchinfer_kernels.lm_head import HeadWeights, lm_head_argmax, lm_head_reduce
 from batchinfer_kernels.logit_changes import Entries, LogitChanges, change_logits
 from batchinfer_kernels.logprobs import token_logprobs
+from batchinfer_kernels.lora import LoraRows, LoraTable, lora_add
 from batchinfer_kernels.paged_attention import AttentionForm, paged_attention
 from batchinfer_kernels.paged_kv import PagedKV
 from batchinfer_kernels.rope_and_kv_write import Rope, rope_and_kv_write
@@ -220,6 +221,23 @@ def expert_cases() -> list[Case]:
     return found
 
 
+def lora_cases() -> list[Case]:
+    """Eight adapters over an 8B model's linears: a decode step's rows, and a prompt's; INT8 rows."""
+    found = []
+    numbers = meta(8, dtype=torch.int64)
+    for m, n, k, rank in ((64, 6144, 4096, 48), (2048, 4096, 14336, 64)):
+        rows = LoraRows(meta(m, dtype=I32), meta(9, dtype=I32))
+        table = LoraTable(numbers, numbers, numbers, rank, BF16)
+        run = partial(lora_add, meta(m, n), meta(m, k), rows, table)
+        found.append(Case(f"lora {m} x {n} x {k}, rank {rank}", run, {0: (r"mma",)}))
+    int8 = partial(
+        lora_add, meta(64, 6144), meta(64, 4096, dtype=I8), LoraRows(meta(64, dtype=I32), meta(9, dtype=I32)),
+        LoraTable(numbers, numbers, numbers, 16, BF16), x_scale=meta(64, dtype=F32),
+    )  # fmt: skip
+    found.append(Case("lora 64 x 6144 x 4096, rank 16, int8 rows", int8, {0: (r"mma",)}))
+    return found
+
+
 def head_cases() -> list[Case]:
     """Llama 3's vocabulary."""
     floats, integers, longs = (meta(64, dtype=dtype) for dtype in (F32, I32, torch.int64))
@@ -270,4 +288,4 @@ def head_cases() -> list[Case]:
 
 def all_cases() -> list[Case]:
     """Every case of the gate."""
-    return rows_cases() + rope_cases() + attention_cases() + gemm_cases() + expert_cases() + head_cases()
+    return rows_cases() + rope_cases() + attention_cases() + gemm_cases() + expert_cases() + lora_cases() + head_cases()
