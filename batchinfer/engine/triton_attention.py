@@ -5,6 +5,7 @@ Importing this needs Triton, which comes with CUDA builds of torch.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -185,9 +186,10 @@ def prefix_groups(spans: Sequence[Span], block_size: int, split: int) -> list[Pr
 
     Equal blocks at equal places are equal prefixes: that is how the prefix cache hands them out.
     """
+    first_blocks = Counter(span.block_table[0] for span in spans if span.num_queries == 1 and span.context > split)
     alike: dict[tuple[int, ...], list[int]] = {}
     for index, span in enumerate(spans):
-        if span.num_queries == 1 and span.context > split:
+        if span.num_queries == 1 and span.context > split and first_blocks[span.block_table[0]] > 1:
             alike.setdefault(tuple(span.block_table[: split // block_size]), []).append(index)
     groups = []
     for members in alike.values():

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,20 +15,24 @@ from batchinfer.engine.attention_groups import Span
 from batchinfer.engine.block_pool import BlockPool
 from batchinfer.engine.config import EngineConfig
 from batchinfer.engine.core import EngineCore
+from batchinfer.engine.gpu.decode_plan import plan_decode
 from batchinfer.engine.gpu.memory import GIB, MemoryProfile, profile_memory
 from batchinfer.engine.gpu.padding import padded_size, padded_sizes
 from batchinfer.engine.gpu.pipeline import PipelinedCore
 from batchinfer.engine.gpu.runner import GpuRunner
 from batchinfer.engine.gpu.sampler import DeviceSampler
+from batchinfer.engine.head_output import HeadOutput
 from batchinfer.engine.ingest import Ingest
 from batchinfer.engine.kv_cache import LayerShape
+from batchinfer.engine.logprobs import score_token
 from batchinfer.engine.model_runner import ModelRunner
-from batchinfer.engine.sampler import Sampler
+from batchinfer.engine.sampler import Sampler, SamplingRow
 from batchinfer.engine.scheduler import Scheduler
 from batchinfer.engine.triton_attention import TritonAttention
 from batchinfer.errors import ModelError
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import Request
+from batchinfer_kernels.attention_plan import QuerySpan, plan_attention
 from tests.engine.fakes import FakeDetokenizer, FakeRenderer, drain
 from tests.engine.small_decoder import VOCAB, small_model
 from tests.triton import interpreter  # noqa: F401 -- before any kernel module
@@ -201,6 +206,41 @@ def test_a_plan_without_room_is_not_captured(model):
     for field in ("items", "partials", "queries", "merges"):
         batch.room = lambda size, field=field: dataclasses.replace(whole, **{field: 1})
         assert not batch.fill(4, [1] * 4, spans, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("window", [None, 30, 200])
+def test_plans_without_a_loop_are_those_with_one(window):
+    generator = torch.Generator().manual_seed(1)
+    contexts = [1, 64, 65, 128, 129, 640, *torch.randint(1, 700, (20,), generator=generator).tolist()]
+    tables = list(range(40, 40 + len(contexts)))
+    spans = [QuerySpan(row, 1, context, tables[row]) for row, context in enumerate(contexts)]
+    expected = plan_attention(spans, group_size=3, sliding_window=window, split=64)
+    found = plan_decode(np.array(contexts), np.array(tables), group_size=3, sliding_window=window, split=64)
+    for field in dataclasses.fields(expected):
+        ours, theirs = getattr(found, field.name), getattr(expected, field.name)
+        same = torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
+        assert same, field.name
+
+
+def test_the_kernels_choose_what_the_host_would():
+    """Greedy, drawn and filtered rows, with scores: tokens are equal, log-probabilities to the last bits."""
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
+    head = HeadOutput.of_logits(logits, range(5))
+    kinds = [{"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.3, "top_k": 9}, {"top_p": 0.8, "temperature": 1.0},
+             {"min_p": 0.1, "temperature": 1.0}]  # fmt: skip
+    rows = [SamplingRow(SamplingParams(**kind), seed, 4 + seed) for seed, kind in enumerate(kinds)]
+    results = [
+        DeviceSampler(Sampler(), CPU, uses_kernels=uses_kernels).launch(head, rows, {0: 2, 3: 0, 4: 3}).collect()
+        for uses_kernels in (False, True)
+    ]
+    (tokens, scores), (kernel_tokens, kernel_scores) = results
+    assert tokens == kernel_tokens == Sampler().choose(head, rows)
+    for row, score in scores.items():
+        other = kernel_scores[row]
+        assert (other.token_id, other.rank) == (score.token_id, score.rank)
+        assert [token for token, _ in other.top] == [token for token, _ in score.top]
+        assert other.logprob == pytest.approx(score.logprob, abs=1e-5)
+        assert score == score_token(logits[row], tokens[row], {0: 2, 3: 0, 4: 3}[row])
 
 
 def test_a_model_that_cannot_be_captured_runs_eagerly(model, caplog):

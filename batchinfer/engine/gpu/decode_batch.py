@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from batchinfer.engine.gpu.decode_plan import plan_decode
 from batchinfer.engine.gpu.transfer import empty_on_host, mark
 from batchinfer.engine.triton_attention import TritonContext, prefix_groups, query_spans
 from batchinfer_kernels.attention_plan import ITEM_FIELDS, AttentionPlan, QuerySpan, plan_attention, tile_rows
@@ -14,13 +16,13 @@ from batchinfer_kernels.attention_plan import ITEM_FIELDS, AttentionPlan, QueryS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
     from batchinfer.engine.attention_groups import Span
     from batchinfer.engine.gpu.seats import Seats
     from batchinfer.engine.gpu.transfer import Event
     from batchinfer.engine.triton_attention import PlanKind, TritonAttention
+    from batchinfer_kernels.attention_plan import PrefixGroup
 
     Ints = npt.NDArray[np.int32]
 
@@ -144,19 +146,11 @@ class DecodeBatch:
         Padding rows are sequences of one token in the trash block: what they compute is finite, and nobody reads it.
         """
         count, block_size = len(spans), self._attention.block_size
-        padding = [QuerySpan(row, 1, 1, self._seats.trash_row) for row in range(count, size)]
-        queries = [*query_spans(spans, rows), *padding]
         groups = prefix_groups(spans, block_size, self._attention.split)
         room = self.room(size)
         plans = []
         for kind in self._kinds:
-            plan = plan_attention(
-                queries,
-                group_size=kind.group_size,
-                sliding_window=kind.sliding_window,
-                prefix_groups=groups,
-                split=self._attention.split,
-            )
+            plan = self._plan(kind, size, spans, rows, groups)
             if not room.holds(plan):
                 return False
             plans.append(plan)
@@ -173,6 +167,25 @@ class DecodeBatch:
         self.buffer.copy_(self._hosts[self._turn], non_blocking=True)
         self._copied[self._turn] = mark(self.buffer.device)
         return True
+
+    def _plan(
+        self, kind: PlanKind, size: int, spans: Sequence[Span], rows: Sequence[int], groups: Sequence[PrefixGroup]
+    ) -> AttentionPlan:
+        """The work of a kind of layer, padding included."""
+        padding, trash_row, split = size - len(spans), self._seats.trash_row, self._attention.split
+        window = kind.sliding_window
+        if not groups:
+            contexts = np.array([s.context for s in spans] + [1] * padding)
+            tables = np.array([*rows, *[trash_row] * padding])
+            return plan_decode(contexts, tables, group_size=kind.group_size, sliding_window=window, split=split)
+        pads = [QuerySpan(row, 1, 1, trash_row) for row in range(len(spans), size)]
+        return plan_attention(
+            [*query_spans(spans, rows), *pads],
+            group_size=kind.group_size,
+            sliding_window=window,
+            prefix_groups=groups,
+            split=split,
+        )
 
     def _section(self, name: str, kind: int, size: int) -> torch.Tensor:
         at = self._at[name, kind]

@@ -10,6 +10,7 @@ from batchinfer.engine.pooling import Unpooled
 from batchinfer.engine.sampler import SamplingRow
 from batchinfer.engine.scoring import Unscored
 from batchinfer.engine.sequence import PENDING
+from batchinfer.errors import EngineError
 from batchinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -185,7 +186,10 @@ class PipelinedCore(EngineCore):
         if flight is None:
             return
         self._scheduler.held = frozenset()
-        tokens, scores = flight.sampled.collect()
+        try:
+            tokens, scores = flight.sampled.collect()
+        except RuntimeError as error:  # the step has failed where only the device could see it
+            raise EngineError(f"the device failed: {error}") from error
         arrived = self._clock()
         output = self._alive(flight.output)
         sampling = {row: s for row, s in flight.sampling.items() if self._scheduler.is_known(s)}

@@ -65,6 +65,8 @@ class GpuRunner(ModelRunner):
     ) -> None:
         """``graphs`` and ``memory`` are CUDA's on a CUDA device; elsewhere nothing is captured or measured without."""
         if is_queued(loaded.device):
+            if loaded.device.index is not None:
+                torch.cuda.set_device(loaded.device)  # Triton and graphs use the device that is current
             graphs, memory = graphs or CudaGraphs(loaded.device), memory or CudaMemory(loaded.device)
         self._is_measured = memory is not None and config.num_kv_blocks is None and config.kv_cache_bytes is None
         super().__init__(loaded, config, owns_model=owns_model)
