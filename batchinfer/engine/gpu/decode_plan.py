@@ -43,10 +43,16 @@ def plan_decode(
     merges = np.stack([rows, base, counts], axis=1)[is_split]
     small, large = tile_rows(group_size)
     return AttentionPlan(
-        *(torch.from_numpy(array.astype(np.int32)) for array in (items, queries, merges)),
+        items=_int32(items),
+        queries=_int32(queries),
+        merges=_int32(merges),
         num_partials=int(partials.sum()),
         small_tile=small,
         large_tile=large,
         has_small=True,
         has_large=False,
     )
+
+
+def _int32(array: Ints) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int32))

@@ -134,6 +134,8 @@ class PipelinedCore(EngineCore):
         unscored, unpooled = Unscored.of(output), Unpooled.of(output)
         try:
             computed = self._runner.execute(output.scheduled, kept, unscored.places, unpooled.places)
+        except EngineError:  # not a row's doing
+            raise
         except Exception as error:  # noqa: BLE001 -- whatever a model or device raises must cost at most one row
             self._land()
             return self._blame(output, error)
@@ -143,6 +145,8 @@ class PipelinedCore(EngineCore):
             sampled, sampling = self._sample(head, parts)
             scores = list(unscored.scores(scored))
             self._runner.keep([part.sequence for part in parts], sampled.tokens)
+        except EngineError:  # as above
+            raise
         except Exception as error:  # noqa: BLE001 -- as above
             return self._blame(output, error)
         for collected, score in scores:
@@ -189,6 +193,7 @@ class PipelinedCore(EngineCore):
         try:
             tokens, scores = flight.sampled.collect()
         except RuntimeError as error:  # the step has failed where only the device could see it
+            self._recovery.on_failure(flight.output, error)  # raises what a device that is not well asks for
             raise EngineError(f"the device failed: {error}") from error
         arrived = self._clock()
         output = self._alive(flight.output)
