@@ -148,10 +148,13 @@ def _slices(num_rows: int, vocab_size: int) -> Iterator[tuple[int, int]]:
 
 def no_candidate(best: float) -> RowError:
     """The error of a row whose largest logit is not finite."""
-    return RowError(
-        ErrorCode.ENGINE_ERROR,
-        f"the model's logits for this row have no finite maximum ({best}): no token can be chosen",
-    )
+    message = f"the model's logits for this row have no finite maximum ({best}): no token can be chosen"
+    if best == -math.inf:
+        message += (
+            "; what the row rules out together (guide or schema, bad_words, allowed_token_ids, logit_bias) leaves none:"
+            " loosen one of them"
+        )
+    return RowError(ErrorCode.ENGINE_ERROR, message)
 
 
 @torch.inference_mode()
