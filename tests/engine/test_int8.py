@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from batchinfer.engine.config import EngineConfig
 from batchinfer.errors import ModelError
+from batchinfer.models.fused import linear as fused_linear
 from batchinfer.models.fused.calibration import Statistics
 from batchinfer.models.fused.int8 import RECIPES, Scheme, smoothing_factors, w8a8, weight_only
+from batchinfer.models.fused.linear import Int8Linear
 from batchinfer.models.fused.parts import ModulePart
 from batchinfer.models.fused.rotation import rotate, rotation_block
 from batchinfer.models.fused.rounding import compensated, nearest
 from batchinfer.models.fused.spec import Projection
-from batchinfer_kernels.cpu import get_ops
+from batchinfer_kernels.cpu import Int8Recipe, get_ops
 from tests.engine.small_decoder import logits_of, make_forward, small_model
 
 
@@ -51,6 +53,33 @@ def test_a_row_of_zeros_stays_zeros():
     rounded, scale = nearest(torch.zeros(2, 5))
     assert not rounded.any()
     assert not scale.any()
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_how_weights_lie_in_memory_changes_no_byte(by_columns, monkeypatch):
+    """Against the exact product of whole numbers; what is kept in a file is the same either way."""
+    monkeypatch.setattr(fused_linear, "_reads_columns_faster", lambda *_shape: by_columns)
+    ops, random = get_ops(), torch.Generator().manual_seed(1)
+    weight = torch.randint(-127, 128, (96, 200), dtype=torch.int8, generator=random)
+    whole = Int8Linear(ops, weight, torch.ones(200), None, Int8Recipe())
+    rows = ops.quantize(torch.randn(7, 96, generator=random))
+    exact = rows.values.long() @ weight.long()
+    for _ in range(2):
+        assert torch.equal(whole(rows).values.long(), exact)
+    kept = whole.tensors()["weight"]
+    assert torch.equal(kept, weight)
+    assert kept.is_contiguous()
+    parts = whole.split(64)
+    assert torch.equal(torch.cat([part(rows).values.long() for part in parts], dim=1), exact)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (256, 512)])
+def test_either_way_may_be_the_faster_one(shape):
+    weight = torch.randint(-127, 128, shape, dtype=torch.int8)
+    laid = fused_linear.laid_out(weight)
+    assert torch.equal(laid, weight)
+    assert laid.is_contiguous() or laid.t().is_contiguous()
+    assert laid.is_contiguous() or shape[0] * shape[1] >= fused_linear.SMALL_PRODUCT
 
 
 @pytest.mark.parametrize("rows", [1, 70])
