@@ -87,7 +87,7 @@ def bytes_of(engine, requests):
 
 
 @pytest.mark.real_model
-@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(rows=st.lists(st.tuples(fields(), st.integers(0, 3), st.sampled_from([0, 17, 40])), min_size=5, max_size=7))
 def test_a_row_gives_the_same_bytes_in_a_mixed_batch_as_alone(engines, prompts, rows):
     """Prompts begin alike for so many tokens, so that rows with and without features share blocks."""

@@ -23,7 +23,8 @@ from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import Request
 from tests.engine.fakes import drain
 
-pytestmark = pytest.mark.real_model
+# each precision is quantised and loaded for all of its tests: by one process
+pytestmark = [pytest.mark.real_model, pytest.mark.xdist_group("same bytes")]
 NUM_BLOCKS, BLOCK = 160, 16
 NEW_TOKENS = 5
 SHARED = 40

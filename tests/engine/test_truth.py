@@ -11,7 +11,8 @@ from tests.engine.fakes import drain
 from tests.engine.reference import check_tokens
 
 # the reference alone computes for a minute, and other work may share the machine
-pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
+# and one process computes it for all of them
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200), pytest.mark.xdist_group("truth")]
 
 
 def run(loaded, truths, **settings):
