@@ -75,6 +75,8 @@ class Poller:
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
         self._waiting: list[_Poll] = []
         self._reader: asyncio.Task[None] | None = None
+        self._making: dict[tuple[str, str], list[_Poll]] = {}
+        """Polls that wait for an answer that is being made, by job and version."""
         self._makers: set[asyncio.Task[None]] = set()
 
     async def answer(self, service: JobService, job_id: str, if_none_match: str | None) -> Response:
@@ -103,7 +105,6 @@ class Poller:
         asked = [(poll.job_id, poll.service.caller) for poll in polls]
         found = await to_thread.run_sync(job_versions, polls[0].service.engine, asked, limiter=self._limiter)
         now = self._now()
-        stale: dict[str, tuple[str, list[_Poll]]] = {}
         for poll, version in zip(polls, found, strict=True):
             if not isinstance(version, JobVersion):
                 poll.fail(version)
@@ -115,21 +116,21 @@ class Poller:
                 version.has_ended or now < kept.fresh_until or matches(poll.if_none_match, kept.etag)
             ):  # fmt: skip
                 poll.answer(kept)
+            elif (making := self._making.get((poll.job_id, name))) is not None:
+                making.append(poll)
             else:
-                stale.setdefault(poll.job_id, (name, []))[1].append(poll)
-        for name, waiting in stale.values():
-            # not waited for: what takes longer keeps no other poll
-            maker = asyncio.create_task(self._make(name, waiting))
-            self._makers.add(maker)
-            maker.add_done_callback(self._makers.discard)
+                self._making[poll.job_id, name] = [poll]
+                # not waited for: what takes longer keeps no other poll
+                maker = asyncio.create_task(self._make(poll.service, poll.job_id, name))
+                self._makers.add(maker)
+                maker.add_done_callback(self._makers.discard)
 
-    async def _make(self, version: str, polls: Sequence[_Poll]) -> None:
-        """Answer polls of one job anew."""
-        service, job_id = polls[0].service, polls[0].job_id
+    async def _make(self, service: JobService, job_id: str, version: str) -> None:
+        """Answer the polls that wait for a job's answer of this version, and keep it."""
         try:
             etag, body = await to_thread.run_sync(_view, service, job_id, version, limiter=self._limiter)
         except Exception as error:  # noqa: BLE001 -- as above
-            for poll in polls:
+            for poll in self._making.pop((job_id, version)):
                 poll.fail(error)
             return
         answer = _Answer(version, etag, body, self._now() + FRESH_SECONDS)
@@ -137,7 +138,7 @@ class Poller:
         self._answers.move_to_end(job_id)
         while len(self._answers) > MAX_ANSWERS:
             self._answers.popitem(last=False)
-        for poll in polls:
+        for poll in self._making.pop((job_id, version)):
             poll.answer(answer)
 
 
