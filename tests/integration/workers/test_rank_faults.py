@@ -42,8 +42,8 @@ def test_a_job_whose_rank_is_killed_goes_on_in_a_new_engine_and_no_rank_outlives
             os.kill(killed[0], signal.SIGKILL)
 
     job_id = bench.submit(
-        [f"w{row} w{row % 7} w5" for row in range(120)],
-        model=str(folder), max_tokens=24, temperature=0, ignore_eos=True, shard_rows=40,
+        [f"w{row} w{row % 7} w5" for row in range(400)],
+        model=str(folder), max_tokens=24, temperature=0, ignore_eos=True, shard_rows=100,
     )  # fmt: skip
     settings = {"tensor_parallel_size": 2, "num_kv_blocks": 64, "max_num_seqs": 4, "checkpoint_rows": 4}
     job = bench.run(
@@ -51,7 +51,7 @@ def test_a_job_whose_rank_is_killed_goes_on_in_a_new_engine_and_no_rank_outlives
         stall_seconds=60, lease_seconds=30, window_rows=8, **settings,
     )  # fmt: skip
     assert killed
-    assert (job.state, job.outcome, job.counts.succeeded) == (JobState.COMPLETED, Outcome.SUCCEEDED, 120)
+    assert (job.state, job.outcome, job.counts.succeeded) == (JobState.COMPLETED, Outcome.SUCCEEDED, 400)
     bench.check(job_id)
     failed = [attempt for attempt in bench.ledger.attempts(job_id) if attempt.state is AttemptState.FAILED]
     assert failed
