@@ -21,7 +21,8 @@ import torch
 
 from batchinfer.engine.model_runner import MIN_ROWS
 from batchinfer.models.fused.head import SLICE_COLUMNS
-from batchinfer.models.fused.linear import Int8Linear, PackedLinear
+from batchinfer.models.fused.int8_linear import Int8Linear
+from batchinfer.models.fused.packed_linear import PackedLinear
 from batchinfer_kernels.cpu import (
     AttentionBatch,
     Int8Recipe,

@@ -16,15 +16,8 @@ from batchinfer.cli.console import count, print_json
 from batchinfer.cli.control import parse_budget
 from batchinfer.cli.exit_codes import ExitCode
 from batchinfer.cli.jobs import print_status
-from batchinfer.cli.options import (
-    MACHINE_SETTINGS,
-    build_spec,
-    flag_of,
-    given_fields,
-    json_option,
-    machine_options,
-    spec_options,
-)
+from batchinfer.cli.machine_options import MACHINE_SETTINGS, machine_options
+from batchinfer.cli.options import build_spec, flag_of, given_fields, json_option, spec_options
 from batchinfer.cli.progress import choose_display
 from batchinfer.cli.results import (
     PREVIEW_ROWS,

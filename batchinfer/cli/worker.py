@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from batchinfer.cli.connect import load_settings, log_format_option, set_up_logs
-from batchinfer.cli.options import MACHINE_SETTINGS, machine_options
+from batchinfer.cli.machine_options import MACHINE_SETTINGS, machine_options
 
 
 @click.command("worker")

@@ -33,15 +33,19 @@ ROW_INDEX = "row_index"
 STATUS = "status"
 WARNINGS = "warnings"
 STOPPED_AT = "stopped_at"
-_FIELDS = (
-    pa.field(ROW_INDEX, pa.int64(), nullable=False),
-    pa.field(STATUS, pa.large_string(), nullable=False),
+ANSWER_FIELDS = (
     pa.field("output", pa.large_string()),
     pa.field("finish_reason", pa.large_string()),
     pa.field("error", ERROR_TYPE),
     pa.field("usage", USAGE_TYPE),
     pa.field("cost_usd", USD_TYPE),
     pa.field("list_cost_usd", USD_TYPE),
+)
+"""What every answer has: that of a row, and that of each stage."""
+_FIELDS = (
+    pa.field(ROW_INDEX, pa.int64(), nullable=False),
+    pa.field(STATUS, pa.large_string(), nullable=False),
+    *ANSWER_FIELDS,
     pa.field("model", pa.large_string()),
     pa.field("attempt", pa.int64()),
     pa.field(WARNINGS, pa.list_(pa.large_string())),

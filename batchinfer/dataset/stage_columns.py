@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchinfer.dataset.schema import ERROR_TYPE, FIXED_COLUMNS, OPTIONAL_COLUMNS, STOPPED_AT, USAGE_TYPE, USD_TYPE
+from batchinfer.dataset.schema import ANSWER_FIELDS, FIXED_COLUMNS, OPTIONAL_COLUMNS, STOPPED_AT, USAGE_TYPE
 from batchinfer.dataset.text import replace_in_tree
 from batchinfer.errors import InvalidSpecError
 from batchinfer.money import nanos_to_usd
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from batchinfer.stages import Stage
     from batchinfer.types import RowError, Usage
 
-_ANSWER = (
-    pa.field("output", pa.large_string()),
-    pa.field("finish_reason", pa.large_string()),
-    pa.field("error", ERROR_TYPE),
-    pa.field("usage", USAGE_TYPE),
-    pa.field("cost_usd", USD_TYPE),
-    pa.field("list_cost_usd", USD_TYPE),
-)
 _SEEN_USAGE = pa.struct([("prompt_tokens", pa.int64()), ("completion_tokens", pa.int64())])
 
 
@@ -37,7 +29,7 @@ def stage_field(stage: Stage, optional: Collection[str] = ()) -> pa.Field:
     if not stage.generates:
         return pa.field(stage.name, pa.bool_())
     more = [pa.field(name, OPTIONAL_COLUMNS[name]) for name in OPTIONAL_COLUMNS if name in optional]
-    return pa.field(stage.name, pa.struct([*_ANSWER, *more]))
+    return pa.field(stage.name, pa.struct([*ANSWER_FIELDS, *more]))
 
 
 def seen_field(stage: Stage, optional: Collection[str] = ()) -> pa.Field:
@@ -45,7 +37,7 @@ def seen_field(stage: Stage, optional: Collection[str] = ()) -> pa.Field:
     if not stage.generates:
         return pa.field(stage.name, pa.bool_())
     more = [pa.field(name, OPTIONAL_COLUMNS[name]) for name in OPTIONAL_COLUMNS if name in optional]
-    return pa.field(stage.name, pa.struct([*_ANSWER[:2], pa.field("usage", _SEEN_USAGE), *more]))
+    return pa.field(stage.name, pa.struct([*ANSWER_FIELDS[:2], pa.field("usage", _SEEN_USAGE), *more]))
 
 
 def check_names(stages: Iterable[Stage]) -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from batchinfer.models.fused.convert import pack
-from batchinfer.models.fused.linear import PackedLinear
 from batchinfer.models.fused.mlp import DenseMlp, ExpertsMlp
+from batchinfer.models.fused.packed_linear import PackedLinear
 from batchinfer.models.fused.parts import ModulePart
 from batchinfer.models.fused.spec import Projection
 from batchinfer_kernels.cpu import get_ops

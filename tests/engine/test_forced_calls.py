@@ -16,8 +16,7 @@ from batchinfer.guided import first_fault
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import ErrorCode, FinishReason, Request, RowStatus
 from tests.engine.chat_templates import CLOCK, HERMES, LLAMA3, MISTRAL
-from tests.engine.fakes import drain
-from tests.engine.test_core import by_id
+from tests.engine.test_guided import run
 from tests.small_model import tokenizer as small_tokenizer
 
 MISTRAL_NAMED = MISTRAL.replace(
@@ -50,14 +49,6 @@ TEMPLATES = {"hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL, "mistral na
 @pytest.fixture(scope="module")
 def engine(loaded):
     return build_engine(loaded, EngineConfig(model="real", max_model_len=1024, num_kv_blocks=300, max_num_seqs=16))
-
-
-def run(engine, requests):
-    for request in requests:
-        engine.add_request(request)
-    done = by_id(drain(engine))
-    assert engine.stats().used_blocks == 0
-    return done
 
 
 def ask(name, **params):

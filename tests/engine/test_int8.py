@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from batchinfer.engine.config import EngineConfig
 from batchinfer.errors import ModelError
-from batchinfer.models.fused import linear as fused_linear
+from batchinfer.models.fused import int8_linear
 from batchinfer.models.fused.calibration import Statistics
 from batchinfer.models.fused.int8 import RECIPES, Scheme, smoothing_factors, w8a8, weight_only
-from batchinfer.models.fused.linear import Int8Linear
+from batchinfer.models.fused.int8_linear import Int8Linear
 from batchinfer.models.fused.parts import ModulePart
 from batchinfer.models.fused.rotation import rotate, rotation_block
 from batchinfer.models.fused.rounding import compensated, nearest
@@ -58,7 +58,7 @@ def test_a_row_of_zeros_stays_zeros():
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_how_weights_lie_in_memory_changes_no_byte(by_columns, monkeypatch):
     """Against the exact product of whole numbers; what is kept in a file is the same either way."""
-    monkeypatch.setattr(fused_linear, "_reads_columns_faster", lambda *_shape: by_columns)
+    monkeypatch.setattr(int8_linear, "_reads_columns_faster", lambda *_shape: by_columns)
     ops, random = get_ops(), torch.Generator().manual_seed(1)
     weight = torch.randint(-127, 128, (96, 200), dtype=torch.int8, generator=random)
     whole = Int8Linear(ops, weight, torch.ones(200), None, Int8Recipe())
@@ -76,10 +76,10 @@ def test_how_weights_lie_in_memory_changes_no_byte(by_columns, monkeypatch):
 @pytest.mark.parametrize("shape", [(16, 16), (256, 512)])
 def test_either_way_may_be_the_faster_one(shape):
     weight = torch.randint(-127, 128, shape, dtype=torch.int8)
-    laid = fused_linear.laid_out(weight)
+    laid = int8_linear.laid_out(weight)
     assert torch.equal(laid, weight)
     assert laid.is_contiguous() or laid.t().is_contiguous()
-    assert laid.is_contiguous() or shape[0] * shape[1] >= fused_linear.SMALL_PRODUCT
+    assert laid.is_contiguous() or shape[0] * shape[1] >= int8_linear.SMALL_PRODUCT
 
 
 @pytest.mark.parametrize("rows", [1, 70])

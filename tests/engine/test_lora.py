@@ -15,7 +15,7 @@ from batchinfer.errors import RowFailure
 from batchinfer.models.fused.adapted import AdapterGroup, AdapterSlots
 from batchinfer.models.fused.families import FAMILIES
 from batchinfer.models.fused.int8 import DEFAULT_SCHEME, w8a8
-from batchinfer.models.fused.linear import PackedLinear
+from batchinfer.models.fused.packed_linear import PackedLinear
 from batchinfer.models.fused.parts import ModulePart
 from batchinfer.models.fused.spec import Projection
 from batchinfer.models.lora_store import LoraStore

@@ -188,7 +188,8 @@ def test_guessed_tokens_give_the_same_bytes(model, rows, alone):
 @pytest.mark.parametrize(("columns", "width"), [(1536, 576), (576, 2048)])
 def test_a_bfloat16_product_of_any_number_of_rows(columns, width, threads):
     """Where a CPU has AMX, oneDNN takes other kernels for few and for many rows; these sizes met three of them."""
-    from batchinfer.models.fused.linear import PackedLinear, WeightOnlyLinear
+    from batchinfer.models.fused.int8_linear import WeightOnlyLinear
+    from batchinfer.models.fused.packed_linear import PackedLinear
     from batchinfer_kernels.cpu import get_ops
 
     generator = torch.Generator().manual_seed(0)

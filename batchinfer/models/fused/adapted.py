@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from batchinfer.models.fused.linear import PackedLinear
+from batchinfer.models.fused.linear import WrappedLinear
+from batchinfer.models.fused.packed_linear import PackedLinear
 from batchinfer.models.fused.rotation import rotate
 from batchinfer_kernels.cpu import Accumulated, Int8Rows
 
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from batchinfer.models.fused.linear import Linear, Operand
-    from batchinfer.models.fused.spec import Norm, Projection
+    from batchinfer.models.fused.spec import Projection
     from batchinfer_kernels.cpu import Int8Recipe, Ops
-    from batchinfer_kernels.cpu.operands import Activation, Activations
+    from batchinfer_kernels.cpu.operands import Activations
 
 MIN_ROWS = 4
 """Rows a product is given at least: with fewer, floats round differently than in a larger batch."""
@@ -89,12 +90,12 @@ class AdapterSlots:
         return adapted
 
 
-class AdaptedLinear:
+class AdaptedLinear(WrappedLinear):
     """A linear that adds the adapters' part to the rows that use one. Without any it is the linear itself."""
 
     def __init__(self, ops: Ops, inner: Linear, projection: Projection, slots: AdapterSlots) -> None:
+        super().__init__(inner)
         self._ops = ops
-        self._inner = inner
         self._slots = slots
         self._name = projection.name
         self._scale = projection.scale
@@ -126,18 +127,6 @@ class AdaptedLinear:
 
     def _delta(self, down: torch.Tensor, up: torch.Tensor) -> Delta:
         return Delta(*(PackedLinear(self._ops, matrix, None, self.dtype) for matrix in (down, up)))
-
-    def norm(self, x: Activations, norm: Norm, residual: torch.Tensor | None) -> Operand:
-        """See :meth:`~batchinfer.models.fused.linear.Linear.norm`."""
-        return self._inner.norm(x, norm, residual)
-
-    def act_and_mul(self, gate_up: Activations, activation: Activation) -> Operand:
-        """See :meth:`~batchinfer.models.fused.linear.Linear.act_and_mul`."""
-        return self._inner.act_and_mul(gate_up, activation)
-
-    def convert(self, x: Activations) -> Operand:
-        """See :meth:`~batchinfer.models.fused.linear.Linear.convert`."""
-        return self._inner.convert(x)
 
     def split(self, columns: int) -> Sequence[Linear]:
         """See :meth:`~batchinfer.models.fused.linear.Linear.split`; the slices take no adapters."""

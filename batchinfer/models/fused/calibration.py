@@ -13,15 +13,16 @@ import torch
 from batchinfer.models.fused.convert import build_layer
 from batchinfer.models.fused.kinds import kinds_of
 from batchinfer.models.fused.layer import LayerRunner, Step
+from batchinfer.models.fused.linear import WrappedLinear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from batchinfer.models.fused.layer import StepContext
     from batchinfer.models.fused.linear import Linear, Operand
-    from batchinfer.models.fused.spec import DecoderSpec, LayerAttention, LayerSpec, Norm, Projection
+    from batchinfer.models.fused.spec import DecoderSpec, LayerAttention, LayerSpec, Projection
     from batchinfer_kernels.cpu import Ops
-    from batchinfer_kernels.cpu.operands import Activation, Activations
+    from batchinfer_kernels.cpu.operands import Activations
 
 MAX_TOKENS = 128
 """Of one text."""
@@ -52,21 +53,12 @@ class Statistics:
         return self.count > 0 and bool(self.peak.isfinite().all())
 
 
-class _Observed:
+class _Observed(WrappedLinear):
     """A linear that notes the rows it is given."""
 
     def __init__(self, inner: Linear, seen: Statistics) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._seen = seen
-
-    def norm(self, x: Activations, norm: Norm, residual: torch.Tensor | None) -> Operand:
-        return self._inner.norm(x, norm, residual)
-
-    def act_and_mul(self, gate_up: Activations, activation: Activation) -> Operand:
-        return self._inner.act_and_mul(gate_up, activation)
-
-    def convert(self, x: Activations) -> Operand:
-        return self._inner.convert(x)
 
     def __call__(self, x: Operand) -> Activations:
         assert isinstance(x, torch.Tensor)

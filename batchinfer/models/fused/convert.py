@@ -10,8 +10,8 @@ from batchinfer.models.fused.adapted import AdapterSlots
 from batchinfer.models.fused.decoder import FusedDecoder
 from batchinfer.models.fused.kinds import CPU, kinds_of
 from batchinfer.models.fused.layer import FusedLayer
-from batchinfer.models.fused.linear import PackedSlices
 from batchinfer.models.fused.mlp import DenseMlp
+from batchinfer.models.fused.packed_linear import PackedSlices
 from batchinfer.models.fused.spec import ExpertsSpec, MlpSpec
 from batchinfer.models.parallel.fused import share_layer
 

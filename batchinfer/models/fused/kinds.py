@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from batchinfer.models.fused.adapted import AdaptedLinear
-from batchinfer.models.fused.linear import Int8Linear, PackedLinear, WeightOnlyLinear
+from batchinfer.models.fused.int8_linear import Int8Linear, WeightOnlyLinear
 from batchinfer.models.fused.mlp import ExpertsMlp
+from batchinfer.models.fused.packed_linear import PackedLinear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ class Kinds(Protocol):
     def int8(
         self, ops: Ops, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: Int8Recipe
     ) -> QuantizedLinear:
-        """W8A8; see :class:`~batchinfer.models.fused.linear.Int8Linear`."""
+        """W8A8; see :class:`~batchinfer.models.fused.int8_linear.Int8Linear`."""
 
     def int8_of_tensors(self, ops: Ops, tensors: Mapping[str, torch.Tensor], rotation: int) -> QuantizedLinear:
         """W8A8, of what :meth:`~batchinfer.models.fused.linear.QuantizedLinear.tensors` gave."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from batchinfer.models.fused.timed import ELEMENTWISE, LINEAR_KINDS, Timed
-from batchinfer_kernels.routing import route
+from batchinfer_kernels.routing import Routing, route
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,19 +64,13 @@ class DenseMlp:
         return DenseMlp(gate_up, self.activation, down)
 
 
-class ExpertsMlp:
-    """Each row through the experts that the router chooses for it; rows are put in the order of their experts.
+class RoutedMlp:
+    """What experts have in common: the router, which reads the rows and chooses."""
 
-    An expert's product does not depend on the rows beside it, and answers are added in the order of the router's
-    liking, so a row's result does not depend on the batch either. Experts that no row chose cost nothing.
-    """
-
-    def __init__(self, ops: Ops, router: Linear, top_k: int, experts: Sequence[DenseMlp], *, renormalize: bool) -> None:
+    def __init__(self, router: Linear, top_k: int, *, renormalize: bool) -> None:
         """``router`` takes and gives float32."""
-        self._ops = ops
         self._router = router
         self._top_k = top_k
-        self._experts = experts
         self._renormalize = renormalize
 
     def norm(self, x: Activations, norm: Norm, residual: torch.Tensor | None) -> Operand:
@@ -87,12 +81,29 @@ class ExpertsMlp:
         """See :meth:`Mlp.convert`."""
         return self._router.convert(x)
 
+    def _route(self, x: torch.Tensor) -> Routing:
+        logits = self._router(x)
+        assert isinstance(logits, torch.Tensor)
+        return route(logits, self._top_k, renormalize=self._renormalize)
+
+
+class ExpertsMlp(RoutedMlp):
+    """Each row through the experts that the router chooses for it; rows are put in the order of their experts.
+
+    An expert's product does not depend on the rows beside it, and answers are added in the order of the router's
+    liking, so a row's result does not depend on the batch either. Experts that no row chose cost nothing.
+    """
+
+    def __init__(self, ops: Ops, router: Linear, top_k: int, experts: Sequence[DenseMlp], *, renormalize: bool) -> None:
+        """``router`` takes and gives float32."""
+        super().__init__(router, top_k, renormalize=renormalize)
+        self._ops = ops
+        self._experts = experts
+
     def __call__(self, x: Operand) -> torch.Tensor:
         """See :meth:`Mlp.__call__`; float32."""
         assert isinstance(x, torch.Tensor)
-        logits = self._router(x)
-        assert isinstance(logits, torch.Tensor)
-        routing = route(logits, self._top_k, renormalize=self._renormalize)
+        routing = self._route(x)
         pairs, sizes = routing.order.long(), routing.offsets.diff().tolist()
         answers = torch.empty(len(pairs), x.shape[1], device=x.device)
         for expert, chosen in zip(self._experts, torch.split(pairs, sizes), strict=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from batchinfer.models.fused.linear import FloatRows
+from batchinfer.models.fused.linear import FloatRows, WrappedLinear
 from batchinfer_kernels.cpu import Int8Recipe, Int8Rows
 from batchinfer_kernels.int8_gemm import int8_gemm
 from batchinfer_kernels.lm_head import HeadWeights
@@ -28,24 +28,12 @@ MULTIPLE = 16
 """Of rows of weights: what the kernels load at a time."""
 
 
-class HeadLinear:
+class HeadLinear(WrappedLinear):
     """The head's product, which its reduction computes."""
 
     def __init__(self, linear: Linear, weights: HeadWeights) -> None:
-        self._linear = linear
+        super().__init__(linear)
         self._weights = weights
-
-    def norm(self, x: Activations, norm: Norm, residual: torch.Tensor | None) -> Operand:
-        """See :meth:`~batchinfer.models.fused.linear.Linear.norm`."""
-        return self._linear.norm(x, norm, residual)
-
-    def act_and_mul(self, gate_up: Activations, activation: Activation) -> Operand:
-        """See :meth:`~batchinfer.models.fused.linear.Linear.act_and_mul`."""
-        return self._linear.act_and_mul(gate_up, activation)
-
-    def convert(self, x: Activations) -> Operand:
-        """See :meth:`~batchinfer.models.fused.linear.Linear.convert`."""
-        return self._linear.convert(x)
 
     def __call__(self, x: Operand) -> Any:
         """The product that the Triton ops' ``reduce_logits`` takes."""
@@ -77,7 +65,7 @@ class FloatLinear(FloatRows):
 
 
 class TritonInt8Linear:
-    """W8A8: see :class:`~batchinfer.models.fused.linear.Int8Linear`. Weights are ``[out, in]``, padded to whole loads."""
+    """W8A8: see :class:`~batchinfer.models.fused.int8_linear.Int8Linear`. Weights are ``[out, in]``, padded to whole loads."""
 
     def __init__(
         self, ops: TritonOps, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: Int8Recipe
@@ -136,9 +124,7 @@ class TritonInt8Linear:
     def split(self, columns: int) -> list[Linear]:
         """See :meth:`~batchinfer.models.fused.linear.Linear.split`: the head, reduced as it is multiplied."""
         del columns
-        n = self.num_columns
-        bias = None if self.bias is None else self.bias[:n]
-        return [HeadLinear(self, HeadWeights(self.weight[:n], self.scale[:n], bias))]
+        return [_head(self)]
 
 
 class TritonWeightOnlyLinear(FloatRows):
@@ -158,9 +144,14 @@ class TritonWeightOnlyLinear(FloatRows):
     def split(self, columns: int) -> list[Linear]:
         """See :meth:`~batchinfer.models.fused.linear.Linear.split`: the head, reduced as it is multiplied."""
         del columns
-        n = self.num_columns
-        bias = None if self.bias is None else self.bias[:n]
-        return [HeadLinear(self, HeadWeights(self.weight[:n], self.scale[:n], bias))]
+        return [_head(self)]
+
+
+def _head(linear: TritonInt8Linear | TritonWeightOnlyLinear) -> HeadLinear:
+    """The head that has these weights, without their padding."""
+    n = linear.num_columns
+    bias = None if linear.bias is None else linear.bias[:n]
+    return HeadLinear(linear, HeadWeights(linear.weight[:n], linear.scale[:n], bias))
 
 
 def _padded(rows: Any, device: torch.device) -> Any:

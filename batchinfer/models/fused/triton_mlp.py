@@ -6,22 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from batchinfer.models.fused.mlp import RoutedMlp
 from batchinfer.models.fused.timed import LINEAR_KINDS, Timed
 from batchinfer.models.fused.triton_linear import FloatLinear, TritonInt8Linear, TritonWeightOnlyLinear
 from batchinfer_kernels.moe import ExpertWeights, expert_mlp
-from batchinfer_kernels.routing import route
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchinfer.models.fused.linear import Linear, Operand
     from batchinfer.models.fused.mlp import DenseMlp
-    from batchinfer.models.fused.spec import Norm
-    from batchinfer_kernels.cpu.operands import Activation, Activations
+    from batchinfer_kernels.cpu.operands import Activation
     from batchinfer_kernels.triton_ops import TritonOps
 
 
-class GroupedExperts:
+class GroupedExperts(RoutedMlp):
     """See :class:`~batchinfer.models.fused.mlp.ExpertsMlp`: the same sums, all experts in one launch.
 
     Nothing depends on how many rows an expert has: a graph can hold it.
@@ -31,30 +30,17 @@ class GroupedExperts:
         self, ops: TritonOps, router: Linear, top_k: int, experts: Sequence[DenseMlp], *, renormalize: bool
     ) -> None:
         """``router`` takes and gives float32; the experts' linears are of one kind, and of no use afterwards."""
-        self._ops = ops
-        self._router = router
-        self._top_k = top_k
-        self._renormalize = renormalize
+        super().__init__(router, top_k, renormalize=renormalize)
         self._activation: Activation = experts[0].activation
         self._gate_up = _stacked([expert.gate_up for expert in experts])
         self._down = _stacked([expert.down for expert in experts])
         first = experts[0].gate_up
         self._dtype = first.row_dtype if isinstance(first, FloatLinear) else ops.dtype
 
-    def norm(self, x: Activations, norm: Norm, residual: torch.Tensor | None) -> Operand:
-        """See :meth:`~batchinfer.models.fused.mlp.Mlp.norm`; float32."""
-        return self._router.norm(x, norm, residual)
-
-    def convert(self, x: Activations) -> Operand:
-        """See :meth:`~batchinfer.models.fused.mlp.Mlp.convert`."""
-        return self._router.convert(x)
-
     def __call__(self, x: Operand) -> torch.Tensor:
         """See :meth:`~batchinfer.models.fused.mlp.Mlp.__call__`; float32."""
         assert isinstance(x, torch.Tensor)
-        logits = self._router(x)
-        assert isinstance(logits, torch.Tensor)
-        routing = route(logits, self._top_k, renormalize=self._renormalize)
+        routing = self._route(x)
         return expert_mlp(
             x, self._gate_up, self._down, routing, self._activation, dtype=self._dtype, out_dtype=torch.float32
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from batchinfer.models.fused.linear import WrappedLinear
 from batchinfer_kernels.cpu import LogitsReduction
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from batchinfer.models.fused.spec import DecoderSpec, Norm
     from batchinfer.models.parallel.peers import Peers
     from batchinfer.models.parallel.words import Words
-    from batchinfer_kernels.cpu.operands import Activation, Activations
+    from batchinfer_kernels.cpu.operands import Activations
 
 
 def share_layer(layer: FusedLayer, peers: Peers) -> FusedLayer:
@@ -27,24 +28,12 @@ def share_layer(layer: FusedLayer, peers: Peers) -> FusedLayer:
     return replace(layer, o=SummedLinear(layer.o, peers), mlp=SummedMlp(layer.mlp, peers))
 
 
-class SummedLinear:
+class SummedLinear(WrappedLinear):
     """A product of which each rank has a share of the inputs."""
 
     def __init__(self, inner: Linear, peers: Peers) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._peers = peers
-
-    def norm(self, x: Activations, norm: Norm, residual: torch.Tensor | None) -> Operand:
-        """See :meth:`~batchinfer.models.fused.linear.Linear.norm`."""
-        return self._inner.norm(x, norm, residual)
-
-    def act_and_mul(self, gate_up: Activations, activation: Activation) -> Operand:
-        """See :meth:`~batchinfer.models.fused.linear.Linear.act_and_mul`."""
-        return self._inner.act_and_mul(gate_up, activation)
-
-    def convert(self, x: Activations) -> Operand:
-        """See :meth:`~batchinfer.models.fused.linear.Linear.convert`."""
-        return self._inner.convert(x)
 
     def split(self, columns: int) -> Sequence[Linear]:
         """See :meth:`~batchinfer.models.fused.linear.Linear.split`."""
