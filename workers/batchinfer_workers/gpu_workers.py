@@ -15,7 +15,6 @@ from batchinfer.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import FrameType
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RESTART_SECONDS = 5.0
@@ -87,20 +86,15 @@ def run_gpu_workers(
         for place, visible in enumerate(groups)
     ]
     signals: list[int] = []
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        signals.append(number)
-        for worker in workers:
-            worker.send(number)
-
-    old = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    # the handler only notes them: it may run in the middle of a worker's start, which would not hear of it
+    old = {
+        number: signal.signal(number, lambda number, _frame: signals.append(number))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
-        while True:
-            running = [worker.watch(is_stopping=bool(signals)) for worker in workers]
-            if not any(running):
-                break
+        while any([worker.watch(signals) for worker in workers]):  # noqa: C419 -- each is looked at
             if not signals and any(worker.code == USAGE_ERROR for worker in workers):
-                forward(signal.SIGTERM, None)
+                signals.append(signal.SIGTERM)
             time.sleep(WATCH_SECONDS)
     finally:
         for number, handler in old.items():
@@ -120,27 +114,27 @@ class _Worker:
     code: int = 0
     has_run: bool = False
     starts_at: float = field(default_factory=time.monotonic)
+    num_sent: int = 0
+    """Signals that the process got."""
 
-    def watch(self, *, is_stopping: bool) -> bool:
-        """Start the process where it is due, note its end; whether it runs or will run again."""
+    def watch(self, signals: Sequence[int]) -> bool:
+        """Start the process where it is due, pass all signals on, note its end; whether it runs or will run again."""
         if self.process is not None:
             code = self.process.poll()
             if code is None:
+                for number in signals[self.num_sent :]:
+                    self.process.send_signal(number)
+                    self.num_sent += 1
                 return True
             self.process = None
             self.code = code if code >= 0 else 128 - code
             self.starts_at = time.monotonic() + self.restart_seconds
             _log.info("the worker on GPU %s ended with code %d", self.visible, self.code)
-        if is_stopping or self.code == USAGE_ERROR or (self.code == 0 and self.has_run):
+        if signals or self.code == USAGE_ERROR or (self.code == 0 and self.has_run):
             return False
         if time.monotonic() >= self.starts_at:
             self._start()
         return True
-
-    def send(self, number: int) -> None:
-        """Pass a signal on."""
-        if self.process is not None:
-            self.process.send_signal(number)
 
     def _start(self) -> None:
         if self.has_run:

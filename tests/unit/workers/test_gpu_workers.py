@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,7 +21,9 @@ folder, visible = sys.argv[1], os.environ["CUDA_VISIBLE_DEVICES"]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 with open(os.path.join(folder, "started"), "a") as file:
     print(json.dumps([visible, os.environ.get("BATCHINFER_METRICS_PORT"), sys.argv[2:], os.getpid()]), file=file)
-if visible == os.environ.get("FAILS") and len(open(os.path.join(folder, "started")).read().split(visible)) == 2:
+with open(os.path.join(folder, "started")) as file:
+    starts = [line for line in file if json.loads(line)[0] == visible]
+if visible == os.environ.get("FAILS") and len(starts) == 1:
     sys.exit(int(os.environ["CODE"]))
 time.sleep(60)
 """
@@ -92,6 +95,20 @@ def test_a_worker_that_fails_is_started_again_alone(tmp_path, monkeypatch):
     code = run(tmp_path, ["4", "6"], 3, monkeypatch, FAILS="6", CODE="1")
     assert code == 0
     assert sorted(start[0] for start in starts(tmp_path)) == ["4", "6", "6"]
+
+
+def test_a_signal_that_comes_while_a_worker_starts_reaches_it(tmp_path, monkeypatch):
+    """It is sent before the process is known to anybody."""
+    start = subprocess.Popen
+
+    def signalled(*args, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return start(*args, **options)
+
+    monkeypatch.setattr("batchinfer_workers.gpu_workers.subprocess.Popen", signalled)
+    began = time.monotonic()
+    run_gpu_workers(["0"], [], program=[sys.executable, "-S", "-c", CHILD, str(tmp_path)])
+    assert time.monotonic() - began < 30, "the child sleeps for 60"
 
 
 def test_a_worker_that_was_started_wrongly_ends_all(tmp_path, monkeypatch):
