@@ -29,6 +29,7 @@ from benchmarks.gpu.case import (
     int8s,
     num_bytes,
     op,
+    quantized,
     randn,
     rounded,
 )
@@ -56,6 +57,7 @@ def product_cases(sizes: Sizes) -> list[Case]:
             found.append(Case("fp8_gemm", f"fp8 {shape}", FP8, partial(_fp8, m, n, k)))
     m, (n, k) = sizes.many[0], deep
     found.append(Case("int8_gemm", f"w8a8 {m} x {n} x {k}, bias, residual", I8, partial(_w8a8, m, n, k, True)))
+    found.append(Case("int8_gemm", f"w8a8 {m} x {n} x {k}, bias, int8 result", I8, partial(_w8a8_int8, m, n, k)))
     for dtype in FLOATS:
         for m in (sizes.rows, sizes.many[0]):
             shape = f"{m} x {n} x {k}"
@@ -98,6 +100,18 @@ def _w8a8(m: int, n: int, k: int, has_extras: bool, device: torch.device) -> Cal
     expected = partial(int8_gemm_reference, a, w, w_scale, a_scale=a_scale, bias=bias, residual=residual)
     work = Work(num_bytes(a, w, a_scale, w_scale, bias, residual) + 2 * m * n, 2.0 * m * n * k, "int8")
     return Call(run, expected, rounded(), work, ("_int_mm", partial(torch._int_mm, a, w.t())))  # noqa: SLF001 -- torch has no other
+
+
+def _w8a8_int8(m: int, n: int, k: int, device: torch.device) -> Call:
+    """With results that the next product takes as they are, a scale a channel; some are beyond the range."""
+    a, w = int8s(device, m, k), int8s(device, n, k, seed=1)
+    a_scale, w_scale = (torch.rand(size, device=device) * 1e-3 for size in (m, n))
+    bias = randn(device, n, dtype=BF16)
+    out_scale = torch.full((n,), 0.01, device=device)
+    run = partial(op("int8_gemm"), a, w, w_scale, I8, a_scale, bias, None, out_scale)
+    expected = partial(int8_gemm_reference, a, w, w_scale, a_scale=a_scale, bias=bias, out_scale=out_scale)
+    work = Work(num_bytes(a, w, a_scale, w_scale, bias, out_scale) + m * n, 2.0 * m * n * k, "int8")
+    return Call(run, expected, quantized, work, ("_int_mm", partial(torch._int_mm, a, w.t())))  # noqa: SLF001 -- torch has no other
 
 
 def _w8a16(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> Call:

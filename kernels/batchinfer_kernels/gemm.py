@@ -1,7 +1,8 @@
 """The scaled matrix product behind the INT8 and FP8 linears: ``out = (a @ w.T) * a_scale * w_scale + bias + residual``.
 
-Weights are ``[N, K]`` with K contiguous, as checkpoints have them. Products of INT8 are summed in int32, exactly, so the
-tables below may choose by the number of rows: the result does not depend on it.
+Results are rounded to a float type, or to INT8 of a scale that is known before. Weights are ``[N, K]`` with K
+contiguous, as checkpoints have them. Products of INT8 are summed in int32, exactly, so the tables below may choose by the
+number of rows: the result does not depend on it.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ class GemmConfig:
 
 
 def gemm_config(
-    arch: int, m: int, n: int, k: int, dtype: torch.dtype, *, is_exact: bool, has_residual: bool = False
+    arch: int, m: int, n: int, k: int, dtype: torch.dtype, *, is_exact: bool, has_epilogue: bool = False
 ) -> GemmConfig:
-    """The config of ``[m, k] @ [n, k].T`` with activations of ``dtype``.
+    """The config of ``[m, k] @ [n, k].T`` with activations of ``dtype``; a residual or an INT8 result is an epilogue.
 
     Few rows (decode) wait for the weights: narrow tiles keep every SM loading, and where a narrow matrix gives too few of
     them, programs share the depth if the sums are exact. Many rows (prefill) want the largest tile that fits.
     """
     wide = dtype.itemsize == 1
     if m > 64:
-        return _large_config(arch, m, n, wide=wide, is_plain=not has_residual and (arch == 90 or not is_exact))
+        return _large_config(arch, m, n, wide=wide, is_plain=not has_epilogue and (arch == 90 or not is_exact))
     block_m = 16 if m <= 16 else 32 if m <= 32 else 64
     block_n, block_k = (64, 256) if wide else (64, 128)
     num_tiles, num_sms = triton.cdiv(n, block_n), NUM_SMS.get(arch, NUM_SMS[80])
@@ -56,7 +57,7 @@ def gemm_config(
 
 
 def _large_config(arch: int, m: int, n: int, *, wide: bool, is_plain: bool) -> GemmConfig:
-    """``is_plain``: neither a residual nor, where Triton has only mma.sync for int8, its operands need more registers."""
+    """``is_plain``: neither an epilogue nor, where Triton has only mma.sync for int8, its operands need more registers."""
     block_k = 128 if wide else 64
     if arch < 90 or not wide:
         big = m >= 256 and n >= 256
@@ -70,9 +71,9 @@ def _large_config(arch: int, m: int, n: int, *, wide: bool, is_plain: bool) -> G
 @jit(do_not_specialize=["m"])
 def _gemm_kernel(
     a_ptr: tl.tensor, a_stride: tl.tensor, w_ptr: tl.tensor, a_scale_ptr: tl.tensor, w_scale_ptr: tl.tensor, bias_ptr: tl.tensor,
-    residual_ptr: tl.tensor, out_ptr: tl.tensor, m: tl.tensor, n: tl.tensor, k: tl.tensor,
+    residual_ptr: tl.tensor, out_scale_ptr: tl.tensor, out_ptr: tl.tensor, m: tl.tensor, n: tl.tensor, k: tl.tensor,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, GROUP_M: tl.constexpr,
-    EVEN_K: tl.constexpr, USE_TMA: tl.constexpr, IS_EXACT: tl.constexpr,
+    EVEN_K: tl.constexpr, USE_TMA: tl.constexpr, IS_EXACT: tl.constexpr, OUT_SCALES: tl.constexpr,
 ) -> None:  # fmt: skip
     row_tile, column_tile = tile_of(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
     row0, column0 = row_tile * BLOCK_M, column_tile * BLOCK_N
@@ -94,7 +95,20 @@ def _gemm_kernel(
         at = (tl.program_id(1) * m + rows[:, None]).to(tl.int64) * n + columns[None, :]
         tl.store(out_ptr + at, acc, mask=inside)
     else:
-        _store_scaled(acc, rows, columns, a_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_ptr, m, n)
+        _store_scaled(
+            acc,
+            rows,
+            columns,
+            a_scale_ptr,
+            w_scale_ptr,
+            bias_ptr,
+            residual_ptr,
+            out_scale_ptr,
+            out_ptr,
+            m,
+            n,
+            OUT_SCALES,
+        )
 
 
 @jit()
@@ -142,7 +156,8 @@ def _product_tma(
 @jit()
 def _store_scaled(
     acc: tl.tensor, rows: tl.tensor, columns: tl.tensor, a_scale_ptr: tl.tensor, w_scale_ptr: tl.tensor, bias_ptr: tl.tensor,
-    residual_ptr: tl.tensor, out_ptr: tl.tensor, m: tl.tensor, n: tl.tensor,
+    residual_ptr: tl.tensor, out_scale_ptr: tl.tensor, out_ptr: tl.tensor, m: tl.tensor, n: tl.tensor,
+    OUT_SCALES: tl.constexpr,
 ) -> None:  # fmt: skip
     is_row, is_column = rows < m, columns < n
     inside = is_row[:, None] & is_column[None, :]
@@ -155,14 +170,27 @@ def _store_scaled(
     at = rows[:, None].to(tl.int64) * n + columns[None, :]
     if residual_ptr is not None:
         out += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if out_scale_ptr is not None:
+        step = tl.load(out_scale_ptr + columns * OUT_SCALES, mask=is_column, other=1.0)
+        out = requantized(out, tl.where(step > 0, tl.div_rn(1.0, step), 0.0)[None, :])
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@jit()
+def requantized(x: tl.tensor, inverse: tl.tensor) -> tl.tensor:
+    """``x * inverse`` rounded to the nearest even integer of -127 .. 127; NaN is 0."""
+    x = x * inverse
+    x = tl.where(tl.abs(x) <= float("inf"), x, 0.0)
+    # 1.5 * 2**23: adding it leaves no fraction bits
+    return (tl.minimum(tl.maximum(x, -127.0), 127.0) + 12582912.0) - 12582912.0
 
 
 # one program adds the shares of a stretch of a row's columns, in any order: they are integers
 @jit(do_not_specialize=["m"])
 def _reduce_kernel(
     shares_ptr: tl.tensor, a_scale_ptr: tl.tensor, w_scale_ptr: tl.tensor, bias_ptr: tl.tensor, residual_ptr: tl.tensor,
-    out_ptr: tl.tensor, m: tl.tensor, n: tl.tensor, SPLIT_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    out_scale_ptr: tl.tensor, out_ptr: tl.tensor, m: tl.tensor, n: tl.tensor, SPLIT_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    OUT_SCALES: tl.constexpr,
 ) -> None:  # fmt: skip
     rows = tl.program_id(0) + tl.arange(0, 1)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -170,7 +198,9 @@ def _reduce_kernel(
     acc = tl.zeros((1, BLOCK_N), tl.int32)
     for share in tl.static_range(SPLIT_K):
         acc += tl.load(shares_ptr + at + share * m.to(tl.int64) * n, mask=columns[None, :] < n, other=0)
-    _store_scaled(acc, rows, columns, a_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_ptr, m, n)
+    _store_scaled(
+        acc, rows, columns, a_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_scale_ptr, out_ptr, m, n, OUT_SCALES
+    )
 
 
 def check_operands(
@@ -189,32 +219,46 @@ def check_operands(
         raise ValueError(f"the residual must be contiguous and of shape {(m, n)}, got {tuple(residual.shape)}")
 
 
+def check_out_scale(out_scale: torch.Tensor | None, out_dtype: torch.dtype, n: int) -> None:
+    """Raise ValueError where results are to be INT8 without a scale, or have one and are not."""
+    if (out_scale is not None) != (out_dtype == torch.int8):
+        raise ValueError(f"results of {out_dtype} take {'a' if out_scale is None else 'no'} scale: int8 alone does")
+    if out_scale is not None and (
+        out_scale.dtype != torch.float32 or tuple(out_scale.shape) not in ((1,), (n,)) or not out_scale.is_contiguous()
+    ):
+        raise ValueError(f"out_scale is {tuple(out_scale.shape)}: it must be contiguous float32, one number or {n}")
+
+
 def scaled_gemm(
     a: torch.Tensor, w: torch.Tensor, a_scale: torch.Tensor | None, w_scale: torch.Tensor, bias: torch.Tensor | None,
     residual: torch.Tensor | None, out_dtype: torch.dtype, config: GemmConfig | None,
+    out_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product described at the head of this module, ``[M, N]``; weights are converted to the type of ``a``."""
     check_operands(a, w, w_scale, bias, residual)
+    check_out_scale(out_scale, out_dtype, len(w))
     (m, k), n = a.shape, w.shape[0]
     is_exact = a.dtype == torch.int8
     out = torch.empty(m, n, dtype=out_dtype, device=a.device)
     if not m:
         return out
-    c = config or gemm_config(target_arch(), m, n, k, a.dtype, is_exact=is_exact, has_residual=residual is not None)
+    has_epilogue = residual is not None or out_scale is not None
+    c = config or gemm_config(target_arch(), m, n, k, a.dtype, is_exact=is_exact, has_epilogue=has_epilogue)
     shares = torch.empty(c.split_k, m, n, dtype=torch.int32, device=a.device) if c.split_k > 1 else None
+    out_scales = int(out_scale is not None and len(out_scale) > 1)
     a_arg, w_arg = a, w
     if c.use_tma:
         a_arg = TensorDescriptor.from_tensor(a, [c.block_m, c.block_k])
         w_arg = TensorDescriptor.from_tensor(w, [c.block_n, c.block_k])
     grid = (triton.cdiv(m, c.block_m) * triton.cdiv(n, c.block_n), c.split_k)
     _gemm_kernel[grid](
-        a_arg, a.stride(0), w_arg, a_scale, w_scale, bias, residual, out if shares is None else shares, m, n, k,
-        c.block_m, c.block_n, c.block_k, c.split_k, c.group_m, k % c.block_k == 0, c.use_tma, is_exact,
+        a_arg, a.stride(0), w_arg, a_scale, w_scale, bias, residual, out_scale, out if shares is None else shares, m, n, k,
+        c.block_m, c.block_n, c.block_k, c.split_k, c.group_m, k % c.block_k == 0, c.use_tma, is_exact, out_scales,
         num_warps=c.num_warps, num_stages=c.num_stages,
     )  # fmt: skip
     if shares is not None:
         block_n = min(1024, triton.next_power_of_2(n))
         _reduce_kernel[m, triton.cdiv(n, block_n)](
-            shares, a_scale, w_scale, bias, residual, out, m, n, c.split_k, block_n, num_warps=4
+            shares, a_scale, w_scale, bias, residual, out_scale, out, m, n, c.split_k, block_n, out_scales, num_warps=4
         )
     return out

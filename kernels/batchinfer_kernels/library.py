@@ -106,10 +106,12 @@ def _(
 @custom_op(f"{NAMESPACE}::int8_gemm", mutates_args=())
 def int8_gemm(
     a: Tensor, w: Tensor, w_scale: Tensor, out_dtype: torch.dtype, a_scale: Tensor | None = None,
-    bias: Tensor | None = None, residual: Tensor | None = None,
+    bias: Tensor | None = None, residual: Tensor | None = None, out_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """See :func:`batchinfer_kernels.int8_gemm.int8_gemm`."""
-    return _int8.int8_gemm(a, w, w_scale, a_scale=a_scale, bias=bias, residual=residual, out_dtype=out_dtype)
+    return _int8.int8_gemm(
+        a, w, w_scale, a_scale=a_scale, bias=bias, residual=residual, out_dtype=out_dtype, out_scale=out_scale
+    )
 
 
 int8_gemm.register_fake(lambda a, w, _w_scale, out_dtype, *_: _like(a, a.shape[0], w.shape[0], dtype=out_dtype))

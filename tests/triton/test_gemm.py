@@ -95,6 +95,51 @@ def test_a_sum_at_the_end_of_int32_is_exact():
     assert torch.equal(out[0], (127 * w.long().sum(dim=1)).float())
 
 
+def out_scale_for(exact: torch.Tensor, *, is_channels: bool) -> torch.Tensor:
+    """A scale that two thirds of the numbers fit; the rest is held at the ends of INT8's range."""
+    found = exact.abs().quantile(0.66, dim=0) if is_channels else exact.abs().flatten().quantile(0.66).reshape(1)
+    return (found / 127).clamp(min=1e-6)
+
+
+@EXPLORE
+@example(m=3, n=48, k=80, split_k=1, is_channels=True, with_extras=True, dtype=BF16, seed=1)
+@example(m=33, n=48, k=64, split_k=2, is_channels=False, with_extras=True, dtype=F32, seed=2)
+@given(
+    m=st.integers(1, 40), n=st.sampled_from([16, 48]), k=st.sampled_from([16, 64, 80]), split_k=st.sampled_from([1, 2]),
+    is_channels=st.booleans(), with_extras=st.booleans(), dtype=st.sampled_from([F32, BF16]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_int8_results_are_torchs_fake_quantisation(m, n, k, split_k, is_channels, with_extras, dtype, seed):
+    """After bias and residual, with a scale for all or one a channel; the oracle of the kernel says the same."""
+    options = operands(m, n, k, seed) | (extras(m, n, dtype, seed) if with_extras else {})
+    exact = int8_gemm.int8_gemm_reference(**options)
+    scale = out_scale_for(exact, is_channels=is_channels)
+    config = dataclasses.replace(TINY, split_k=split_k)
+    out = int8_gemm.int8_gemm(**options, out_dtype=torch.int8, out_scale=scale, config=config)
+    torchs = torch.fake_quantize_per_channel_affine(exact, scale.expand(n), torch.zeros(n), 1, -127, 127) / scale
+    assert torch.equal(out, torchs.round().to(torch.int8))
+    assert torch.equal(out, int8_gemm.int8_gemm_reference(**options, out_scale=scale))
+
+
+def test_int8_results_round_to_even_and_have_no_nan():
+    """Halves and a residual by hand; a broken row is zeros, a sum beyond the range is held, a channel of scale 0 is 0."""
+    a = torch.tensor([[1, 0], [0, 127], [1, 1], [1, 1]], dtype=torch.int8).repeat_interleave(8, dim=1)
+    w = torch.zeros(16, 16, dtype=torch.int8)
+    w[:, 0] = torch.tensor([1, 3, 5, -1, -3, -5, 7, 0, *range(8)])
+    w[:, 8] = 100
+    a_scale = torch.tensor([1.0, 1.0, float("nan"), float("inf")])
+    out_scale = torch.full((16,), 2.0)
+    out_scale[6] = 0.0
+    residual = torch.zeros(4, 16)
+    residual[0, 7] = 8.0
+    out = int8_gemm.int8_gemm(
+        a, w, torch.ones(16), a_scale=a_scale, residual=residual, out_dtype=torch.int8, out_scale=out_scale, config=TINY
+    )
+    assert out[0, :8].tolist() == [0, 2, 2, 0, -2, -2, 0, 4], "halves go to the even neighbour"
+    assert out[1].tolist() == [0 if column == 6 else 127 for column in range(16)]
+    assert not out[2].any()
+    assert out[3].tolist() == out[1].tolist()
+
+
 @EXPLORE
 @given(
     m=st.integers(0, 40), n=st.sampled_from([16, 48]), k=st.sampled_from([16, 80, 128]), with_extras=st.booleans(),
@@ -181,6 +226,9 @@ def test_rows_of_a_wider_matrix():
         ({"w_scale": torch.zeros(8)}, "16 numbers"),
         ({"a_scale": None}, "int8 takes scales"),
         ({"residual": torch.zeros(16, 2)}, "residual"),
+        ({"out_dtype": torch.int8}, "take a scale"),
+        ({"out_scale": torch.ones(1)}, "take no scale"),
+        ({"out_dtype": torch.int8, "out_scale": torch.ones(8)}, "one number or 16"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):

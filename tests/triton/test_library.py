@@ -63,7 +63,10 @@ def examples() -> dict[str, tuple[tuple[object, ...], dict[str, object]]]:
         "act_and_mul": ((wide, "silu"), {}),
         "act_and_mul_quantize": ((wide, "gelu_tanh"), {"smoothing": torch.ones(32)}),
         "quantize_rows": ((x, torch.ones(2, 32)), {"rotation": 16, "source": int32(2, 0), "groups": int32(0, 1)}),
-        "int8_gemm": ((a, w, w_scale, BF16), {"a_scale": a_scale, "bias": randn(16)}),
+        "int8_gemm": (
+            (a, w, w_scale, torch.int8),
+            {"a_scale": a_scale, "bias": randn(16), "out_scale": torch.full((1,), 0.1)},
+        ),
         "fp8_gemm": ((*fp8, a_scale, w_scale, F32), {}),
         "int4_gemm": ((randn(3, 128), *packed), {}),
         "grouped_gemm": ((x, randn(4, 16, 32), *experts, True, False, F32), {}),

@@ -189,6 +189,14 @@ def gemm_cases() -> list[Case]:
         found.append(Case(f"fp8 {m} x {n} x {k}", fp8, {0: (r"mma\S*e4m3|tcgen05|mma\S*f16",)}, archs=(89, 90, 100)))
         w4a16 = partial(int4_gemm, meta(m, k), meta(n, k // 2, dtype=torch.uint8), meta(k // 128, n, dtype=F32))
         found.append(Case(f"w4a16 {m} x {n} x {k}", w4a16, {0: (r"mma\S*bf16|tcgen05",)}))
+    for m, n, k, num_scales in ((16, 4096, 4096, 1), (2048, 4096, 14336, 4096)):
+        run = partial(
+            int8_gemm, meta(m, k, dtype=I8), meta(n, k, dtype=I8), meta(n, dtype=F32), a_scale=meta(m, dtype=F32),
+            bias=meta(n), out_dtype=I8, out_scale=meta(num_scales, dtype=F32),
+        )  # fmt: skip
+        kind = "int8 result" if num_scales == 1 else "int8 result a channel"
+        units = S8_UNITS if m > 32 else {0: (r"mma\.sync\S*s8",)}
+        found.append(Case(f"w8a8 {m} x {n} x {k}, bias, {kind}", run, units, is_int8=True))
     many = partial(
         int8_gemm, meta(2048, 14336, dtype=I8), meta(4096, 14336, dtype=I8), meta(4096, dtype=F32),
         a_scale=meta(2048, dtype=F32), bias=meta(4096), residual=meta(2048, 4096),
