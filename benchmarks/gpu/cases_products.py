@@ -57,6 +57,8 @@ def product_cases(sizes: Sizes) -> list[Case]:
             found.append(Case("fp8_gemm", f"fp8 {shape}", FP8, partial(_fp8, m, n, k)))
     m, (n, k) = sizes.many[0], deep
     found.append(Case("int8_gemm", f"w8a8 {m} x {n} x {k}, bias, residual", I8, partial(_w8a8, m, n, k, True)))
+    between = 2 * sizes.rows  # few tiles and a deep product: where the tables divide it evenly over the SMs
+    found.append(Case("int8_gemm", f"w8a8 {between} x {n} x {k}", I8, partial(_w8a8, between, n, k, False)))
     found.append(Case("int8_gemm", f"w8a8 {m} x {n} x {k}, bias, int8 result", I8, partial(_w8a8_int8, m, n, k)))
     for dtype in FLOATS:
         for m in (sizes.rows, sizes.many[0]):

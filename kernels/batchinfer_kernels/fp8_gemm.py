@@ -9,7 +9,7 @@ import torch
 from batchinfer_kernels.gemm import scaled_gemm
 
 if TYPE_CHECKING:
-    from batchinfer_kernels.gemm import GemmConfig
+    from batchinfer_kernels.gemm_config import GemmConfig
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0

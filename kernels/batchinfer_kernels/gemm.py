@@ -7,63 +7,19 @@ number of rows: the result does not depend on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from batchinfer_kernels.gemm_config import gemm_config, shares_of
 from batchinfer_kernels.jit import jit
-from batchinfer_kernels.target import GFX942, LARGE_SHARED, target_arch
+from batchinfer_kernels.target import target_arch
 
-NUM_SMS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 170, GFX942: 304}
-"""Of the largest part of each architecture: A100, A40, L40S, H100 and H200, B200, RTX 5090, MI300X."""
-MAX_SPLIT_K = 8
-
-
-@dataclass(frozen=True, slots=True)
-class GemmConfig:
-    """Compile-time choices. ``split_k`` programs share an output tile; ``use_tma`` loads through tensor descriptors."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    split_k: int
-    num_warps: int
-    num_stages: int
-    use_tma: bool = False
-    group_m: int = 8
-
-
-def gemm_config(
-    arch: int, m: int, n: int, k: int, dtype: torch.dtype, *, is_exact: bool, has_epilogue: bool = False
-) -> GemmConfig:
-    """The config of ``[m, k] @ [n, k].T`` with activations of ``dtype``; a residual or an INT8 result is an epilogue.
-
-    Few rows (decode) wait for the weights: narrow tiles keep every SM loading, and where a narrow matrix gives too few of
-    them, programs share the depth if the sums are exact. Many rows (prefill) want the largest tile that fits.
-    """
-    wide = dtype.itemsize == 1
-    if m > 64:
-        return _large_config(arch, m, n, wide=wide, is_plain=not has_epilogue and (arch == 90 or not is_exact))
-    block_m = 16 if m <= 16 else 32 if m <= 32 else 64
-    block_n, block_k = (64, 256) if wide else (64, 128)
-    num_tiles, num_sms = triton.cdiv(n, block_n), NUM_SMS.get(arch, NUM_SMS[80])
-    split_k = 1
-    while is_exact and split_k < MAX_SPLIT_K and num_tiles * split_k <= num_sms and k >= 4 * split_k * block_k:
-        split_k *= 2
-    return GemmConfig(block_m, block_n, block_k, split_k, 4, 2 if arch == GFX942 else 4)
-
-
-def _large_config(arch: int, m: int, n: int, *, wide: bool, is_plain: bool) -> GemmConfig:
-    """``is_plain``: neither an epilogue nor, where Triton has only mma.sync for int8, its operands need more registers."""
-    block_k = 128 if wide else 64
-    if arch < 90 or not wide:
-        big = m >= 256 and n >= 256
-        return GemmConfig(128 if big else 64, 128, block_k, 1, 8 if big else 4, 3 if arch in LARGE_SHARED else 2)
-    block_n = 256 if m >= 512 and n >= 1024 and is_plain else 128
-    return GemmConfig(128, block_n, block_k, 1, 8, 3, use_tma=arch in (90, 100))
+if TYPE_CHECKING:
+    from batchinfer_kernels.gemm_config import GemmConfig
 
 
 # one program owns one tile of the output, or a share of the depth of one; tiles go down group_m rows of tiles before the
@@ -80,15 +36,9 @@ def _gemm_kernel(
     depth = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
     begin = tl.program_id(1) * depth
     end = tl.minimum(begin + depth, k)
-    if USE_TMA:
-        acc = _product_tma(a_ptr, w_ptr, row0, column0, begin, end, BLOCK_M, BLOCK_N, BLOCK_K, IS_EXACT)
-    else:
-        a_rows, w_rows = row0 + tl.arange(0, BLOCK_M), column0 + tl.arange(0, BLOCK_N)
-        acc = tile_product(
-            a_ptr + a_rows.to(tl.int64)[:, None] * a_stride, (a_rows < m)[:, None],
-            w_ptr + w_rows.to(tl.int64)[:, None] * k, (w_rows < n)[:, None],
-            begin, end, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, IS_EXACT,
-        )  # fmt: skip
+    acc = _tile_sums(
+        a_ptr, a_stride, w_ptr, row0, column0, begin, end, m, n, k, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, USE_TMA, IS_EXACT
+    )
     rows, columns = row0 + tl.arange(0, BLOCK_M), column0 + tl.arange(0, BLOCK_N)
     if SPLIT_K > 1:
         inside = (rows[:, None] < m) & (columns[None, :] < n)
@@ -111,6 +61,62 @@ def _gemm_kernel(
         )
 
 
+# each program takes an equal share of all tiles' steps of depth, and goes on from tile to tile. A tile that is its alone it
+# ends itself. Of others it keeps its sums: in its second place those of a tile that it opens, in its first those of one
+# that others opened, of which it has one at most, where its share begins
+@jit(do_not_specialize=["m", "share"])
+def _stream_kernel(
+    a_ptr: tl.tensor, a_stride: tl.tensor, w_ptr: tl.tensor, a_scale_ptr: tl.tensor, w_scale_ptr: tl.tensor, bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor, out_scale_ptr: tl.tensor, out_ptr: tl.tensor, partials_ptr: tl.tensor, m: tl.tensor, n: tl.tensor,
+    k: tl.tensor, share: tl.tensor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, USE_TMA: tl.constexpr, OUT_SCALES: tl.constexpr,
+) -> None:  # fmt: skip
+    tiles_m, tiles_n, depth = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), tl.cdiv(k, BLOCK_K)
+    begin = tl.program_id(0) * share
+    end = tl.minimum(begin + share, tiles_m * tiles_n * depth)
+    for tile in range(begin // depth, tl.cdiv(end, depth)):
+        row_tile, column_tile = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        row0, column0 = row_tile * BLOCK_M, column_tile * BLOCK_N
+        first, last = tl.maximum(begin - tile * depth, 0), tl.minimum(end - tile * depth, depth)
+        acc = _tile_sums(
+            a_ptr, a_stride, w_ptr, row0, column0, first * BLOCK_K, tl.minimum(last * BLOCK_K, k), m, n, k,
+            BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, USE_TMA, True,
+        )  # fmt: skip
+        i, j = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+        if last - first == depth:
+            _store_scaled(
+                acc, row0 + i, column0 + j, a_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_scale_ptr, out_ptr, m, n,
+                OUT_SCALES,
+            )  # fmt: skip
+        else:
+            place = 2 * tl.program_id(0) + (first == 0).to(tl.int32)
+            at = place * (BLOCK_M * BLOCK_N) + i[:, None] * BLOCK_N + j[None, :]
+            tl.store(partials_ptr + at, acc)
+
+
+# one program adds ROWS rows of the partial sums of a tile that several programs had a share of, from the first to the last
+@jit(do_not_specialize=["m", "share"])
+def _add_partials_kernel(
+    partials_ptr: tl.tensor, a_scale_ptr: tl.tensor, w_scale_ptr: tl.tensor, bias_ptr: tl.tensor, residual_ptr: tl.tensor,
+    out_scale_ptr: tl.tensor, out_ptr: tl.tensor, m: tl.tensor, n: tl.tensor, k: tl.tensor, share: tl.tensor,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, ROWS: tl.constexpr,
+    OUT_SCALES: tl.constexpr,
+) -> None:  # fmt: skip
+    tile, depth = tl.program_id(0), tl.cdiv(k, BLOCK_K)
+    first, last = tile * depth // share, ((tile + 1) * depth - 1) // share
+    if first < last:
+        i, j = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
+        at = i[:, None] * BLOCK_N + j[None, :]
+        acc = tl.load(partials_ptr + (2 * first + 1) * (BLOCK_M * BLOCK_N) + at)
+        for program in range(first + 1, last + 1):
+            acc += tl.load(partials_ptr + 2 * program * (BLOCK_M * BLOCK_N) + at)
+        row_tile, column_tile = tile_of(tile, tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
+        _store_scaled(
+            acc, row_tile * BLOCK_M + i, column_tile * BLOCK_N + j, a_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr,
+            out_scale_ptr, out_ptr, m, n, OUT_SCALES,
+        )  # fmt: skip
+
+
 @jit()
 def tile_of(program: tl.tensor, tiles_m: tl.tensor, tiles_n: tl.tensor, GROUP_M: tl.constexpr) -> tl.tensor:
     """Which tile of rows and of columns a program owns."""
@@ -118,6 +124,24 @@ def tile_of(program: tl.tensor, tiles_m: tl.tensor, tiles_n: tl.tensor, GROUP_M:
     height = tl.minimum(tiles_m - first, GROUP_M)
     within = program % (GROUP_M * tiles_n)
     return first + within % height, within // height
+
+
+@jit()
+def _tile_sums(
+    a_ptr: tl.tensor, a_stride: tl.tensor, w_ptr: tl.tensor, row0: tl.tensor, column0: tl.tensor, begin: tl.tensor,
+    end: tl.tensor, m: tl.tensor, n: tl.tensor, k: tl.tensor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, USE_TMA: tl.constexpr, IS_EXACT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    if USE_TMA:
+        acc = _product_tma(a_ptr, w_ptr, row0, column0, begin, end, BLOCK_M, BLOCK_N, BLOCK_K, IS_EXACT)
+    else:
+        a_rows, w_rows = row0 + tl.arange(0, BLOCK_M), column0 + tl.arange(0, BLOCK_N)
+        acc = tile_product(
+            a_ptr + a_rows.to(tl.int64)[:, None] * a_stride, (a_rows < m)[:, None],
+            w_ptr + w_rows.to(tl.int64)[:, None] * k, (w_rows < n)[:, None],
+            begin, end, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, IS_EXACT,
+        )  # fmt: skip
+    return acc
 
 
 @jit()
@@ -244,21 +268,35 @@ def scaled_gemm(
         return out
     has_epilogue = residual is not None or out_scale is not None
     c = config or gemm_config(target_arch(), m, n, k, a.dtype, is_exact=is_exact, has_epilogue=has_epilogue)
-    shares = torch.empty(c.split_k, m, n, dtype=torch.int32, device=a.device) if c.split_k > 1 else None
     out_scales = int(out_scale is not None and len(out_scale) > 1)
     a_arg, w_arg = a, w
     if c.use_tma:
         a_arg = TensorDescriptor.from_tensor(a, [c.block_m, c.block_k])
         w_arg = TensorDescriptor.from_tensor(w, [c.block_n, c.block_k])
-    grid = (triton.cdiv(m, c.block_m) * triton.cdiv(n, c.block_n), c.split_k)
-    _gemm_kernel[grid](
-        a_arg, a.stride(0), w_arg, a_scale, w_scale, bias, residual, out_scale, out if shares is None else shares, m, n, k,
-        c.block_m, c.block_n, c.block_k, c.split_k, c.group_m, k % c.block_k == 0, c.use_tma, is_exact, out_scales,
-        num_warps=c.num_warps, num_stages=c.num_stages,
+    operands, ends = (a_arg, a.stride(0), w_arg), (a_scale, w_scale, bias, residual, out_scale)
+    tiles = triton.cdiv(m, c.block_m) * triton.cdiv(n, c.block_n)
+    if c.programs:
+        if not is_exact:
+            raise ValueError("sums that round are not divided over programs: a row's would depend on its batch")
+        share, programs = shares_of(c, m, n, k)
+        blocks = (c.block_m, c.block_n, c.block_k, c.group_m)
+        partials = torch.empty(2 * programs, c.block_m, c.block_n, dtype=torch.int32, device=a.device)
+        _stream_kernel[(programs,)](
+            *operands, *ends, out, partials, m, n, k, share, *blocks, k % c.block_k == 0, c.use_tma, out_scales,
+            num_warps=c.num_warps, num_stages=c.num_stages,
+        )  # fmt: skip
+        _add_partials_kernel[tiles, c.block_m // 16](
+            partials, *ends, out, m, n, k, share, *blocks, 16, out_scales, num_warps=4
+        )
+        return out
+    shares = torch.empty(c.split_k, m, n, dtype=torch.int32, device=a.device) if c.split_k > 1 else None
+    _gemm_kernel[tiles, c.split_k](
+        *operands, *ends, out if shares is None else shares, m, n, k, c.block_m, c.block_n, c.block_k, c.split_k, c.group_m,
+        k % c.block_k == 0, c.use_tma, is_exact, out_scales, num_warps=c.num_warps, num_stages=c.num_stages,
     )  # fmt: skip
     if shares is not None:
         block_n = min(1024, triton.next_power_of_2(n))
         _reduce_kernel[m, triton.cdiv(n, block_n)](
-            shares, a_scale, w_scale, bias, residual, out_scale, out, m, n, c.split_k, block_n, out_scales, num_warps=4
+            shares, *ends, out, m, n, c.split_k, block_n, out_scales, num_warps=4
         )
     return out

@@ -8,7 +8,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from batchinfer_kernels import fp8_gemm, int4_gemm, int8_gemm
-from batchinfer_kernels.gemm import GemmConfig, gemm_config
+from batchinfer_kernels.gemm_config import GemmConfig, clocks, gemm_config, shares_of
 from tests.triton.checks import TOLERANCE, assert_rounded
 
 EXPLORE = settings(max_examples=14, deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True)
@@ -74,6 +74,93 @@ def test_a_row_does_not_depend_on_its_batch_or_config():
     row = given_operands | {"a": given_operands["a"][7:8], "a_scale": given_operands["a_scale"][7:8]}
     for split_k in (1, 2, 4):
         assert torch.equal(int8_gemm.int8_gemm(**row, config=dataclasses.replace(TINY, split_k=split_k))[0], whole[7])
+
+
+@EXPLORE
+@example(m=5, n=48, k=144, programs=2, use_tma=False, with_extras=True, dtype=BF16, seed=0)
+@example(m=33, n=32, k=64, programs=100, use_tma=True, with_extras=False, dtype=F32, seed=1)
+@example(m=17, n=16, k=160, programs=4, use_tma=False, with_extras=True, dtype=F32, seed=2)
+@given(
+    m=st.integers(0, 40), n=st.sampled_from([16, 48, 80]), k=st.sampled_from([16, 64, 80, 144]),
+    programs=st.integers(1, 13), use_tma=st.booleans(), with_extras=st.booleans(),
+    dtype=st.sampled_from([F32, BF16]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_equal_shares_of_all_tiles_give_the_bits_of_one_program_a_tile(
+    m, n, k, programs, use_tma, with_extras, dtype, seed
+):
+    """Shares that end in tiles, at their ends, hold several tiles, or are a part of one; fewer than programs."""
+    config = dataclasses.replace(TINY, programs=programs, use_tma=use_tma)
+    options = operands(m, n, k, seed) | (extras(m, n, dtype, seed) if with_extras else {})
+    out = int8_gemm.int8_gemm(**options, out_dtype=dtype, config=config)
+    assert torch.equal(out, int8_gemm.int8_gemm(**options, out_dtype=dtype, config=TINY))
+    assert_rounded(out, int8_gemm.int8_gemm_reference(**options), slack=1.01)
+
+
+def test_shares_of_three_tiles_by_hand():
+    """Three tiles of 5 steps: in shares of 4 they are 4 + 1, 3 + 2 and 2 + 3 steps, in shares of 3 3 + 2, 1 + 3 + 1, 2 + 3."""
+    given_operands = operands(16, 48, 160)
+    expected = int8_gemm.int8_gemm_reference(**given_operands)
+    for programs, shares in ((4, (4, 4)), (7, (3, 5))):
+        shared = dataclasses.replace(TINY, programs=programs)
+        assert shares_of(shared, 16, 48, 160) == shares
+        out = int8_gemm.int8_gemm(**given_operands, out_dtype=F32, config=shared)
+        assert torch.equal(out, expected), programs
+
+
+def test_equal_shares_in_the_tiles_of_the_table():
+    """An H100's tiles, among 5 programs: a share is 4 steps, a tile 10."""
+    given_operands = operands(100, 256, 1264)
+    config = dataclasses.replace(gemm_config(90, 128, 4096, 14336, torch.int8, is_exact=True), programs=5)
+    assert (config.block_m, config.block_n, config.block_k, config.use_tma) == (128, 128, 128, True)
+    out = int8_gemm.int8_gemm(**given_operands, out_dtype=F32, config=config)
+    assert torch.equal(out, int8_gemm.int8_gemm_reference(**given_operands))
+
+
+def test_sums_that_round_are_not_divided():
+    given_operands = operands(3, 16, 64)
+    a = torch.zeros(3, 64)
+    with pytest.raises(ValueError, match="sums that round"):
+        int8_gemm.int8_gemm(
+            a, given_operands["w"], given_operands["w_scale"], config=dataclasses.replace(TINY, programs=2)
+        )
+
+
+def test_the_clocks_of_a_down_projection_by_hand():
+    """128 x 4096 x 14336 on an H200: 32 tiles of 128 x 128, 112 steps of 128 deep, each of 512 clocks (2 * 128**3 / 8192).
+
+    A program a tile: 112 * 512. Equal shares: 3584 steps are 28 an SM, of which 128 programs have one; the L2 gives 3584 *
+    32 KiB at 24 * 132 bytes a clock, and takes and gives 127 + 32 partial tiles of 64 KiB; the second kernel is 3000.
+    """
+    plain = GemmConfig(128, 128, 128, 1, 8, 3)
+    shared = dataclasses.replace(plain, programs=132)
+    assert shares_of(shared, 128, 4096, 14336) == (28, 128)
+    assert clocks(90, plain, 128, 4096, 14336) == 112 * 512
+    by_hand = 3584 * 32768 / 3168 + 3000 + 159 * 2 * 65536 / 3168
+    assert clocks(90, shared, 128, 4096, 14336) == pytest.approx(by_hand)
+    assert by_hand < 112 * 512 * 7 / 8
+    # 16 rows wait for 25 MB of weights at 19.9 * 132 bytes a clock, however they are divided: the split adds its shares
+    few = GemmConfig(16, 64, 256, 1, 4, 4)
+    loads = (6144 * 4096 + 16 * 4096 + 2 * 16 * 6144) / (19.9 * 132)
+    assert clocks(90, few, 16, 6144, 4096) == pytest.approx(max(loads, 96 * 16 * 80 * 256 / 3168))
+
+
+@pytest.mark.parametrize(
+    ("arch", "m", "n", "k", "is_shared"),
+    [
+        (90, 128, 4096, 14336, True),  # 32 tiles on 132 SMs, deep
+        (90, 128, 4096, 4096, False),  # as few, but partial sums are as much traffic as weights
+        (90, 16, 6144, 4096, False),  # waits for the memory
+        (90, 2048, 4096, 14336, False),  # 256 tiles
+        (80, 256, 2048, 8192, True),
+        (80, 256, 28672, 4096, False),
+    ],
+)
+def test_the_table_shares_where_the_arithmetic_says_so(arch, m, n, k, is_shared):
+    config = gemm_config(arch, m, n, k, torch.int8, is_exact=True)
+    assert bool(config.programs) == is_shared
+    if is_shared:
+        assert config.split_k == 1
+    assert not gemm_config(arch, m, n, k, torch.bfloat16, is_exact=False).programs
 
 
 def test_a_row_of_zeros_is_the_bias_and_a_broken_row_is_nan():

@@ -60,6 +60,7 @@ KILLERS = {
         test_attention.test_several_groups_chunks_and_loners_in_one_launch,
     ],
     "gemm": [
+        test_gemm.test_shares_of_three_tiles_by_hand,
         test_gemm.test_int8_results_round_to_even_and_have_no_nan,
         test_gemm.test_a_row_of_zeros_is_the_bias_and_a_broken_row_is_nan,
         test_gemm.test_w8a8,

@@ -197,6 +197,25 @@ def gemm_cases() -> list[Case]:
         kind = "int8 result" if num_scales == 1 else "int8 result a channel"
         units = S8_UNITS if m > 32 else {0: (r"mma\.sync\S*s8",)}
         found.append(Case(f"w8a8 {m} x {n} x {k}, bias, {kind}", run, units, is_int8=True))
+    # in equal shares of all tiles: the first on sm_90, sm_100 and MI300, the others on all but sm_90. Their outer loop is
+    # over tiles: it loads the scales of a tile's rows and columns
+    shared = partial(Case, expect=S8_UNITS, max_scalar_loads_in_loops=16, is_int8=True)
+    down = partial(
+        int8_gemm, meta(128, 14336, dtype=I8), meta(4096, 14336, dtype=I8), meta(4096, dtype=F32),
+        a_scale=meta(128, dtype=F32), residual=meta(128, 4096),
+    )  # fmt: skip
+    found.append(shared("w8a8 128 x 4096 x 14336, residual", down))
+    down = partial(
+        int8_gemm,
+        meta(256, 8192, dtype=I8),
+        meta(2048, 8192, dtype=I8),
+        meta(2048, dtype=F32),
+        a_scale=meta(256, dtype=F32),
+    )
+    found.append(shared("w8a8 256 x 2048 x 8192", down))
+    down = partial(down, bias=meta(2048), residual=meta(256, 2048), out_dtype=I8, out_scale=meta(2048, dtype=F32))
+    # as of the next case's bias
+    found.append(shared("w8a8 256 x 2048 x 8192, bias, residual, int8 result a channel", down, max_narrow_loads=1))
     many = partial(
         int8_gemm, meta(2048, 14336, dtype=I8), meta(4096, 14336, dtype=I8), meta(4096, dtype=F32),
         a_scale=meta(2048, dtype=F32), bias=meta(4096), residual=meta(2048, 4096),

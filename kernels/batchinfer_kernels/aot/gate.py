@@ -27,6 +27,9 @@ bytes. Nothing here says how fast a kernel runs. gfx942 counts lanes of 64, and 
 Which config a GEMM takes: up to 64 rows wait for the weights, so tiles are as low as the rows are few and 64 channels wide,
 and an INT8 product with too few tiles for the SMs splits its depth over up to 8 programs (`split_k`), whose int32 shares
 are added exactly by `reduce`: about equal shares for every SM, in steps of powers of two. More
+rows of INT8 in too few large tiles are `stream`: an SM each takes an equal share of all tiles' depths, and `add_partials`
+adds what several hold of one tile, where `gemm_config.clocks` says that this saves an eighth: deep products of narrow
+matrices, from 65 to some hundred rows; up to 64 rows wait for the memory however they are divided. Other
 rows take tiles of 128 x 128, or 128 x 256 through TMA on sm_90 (FP8: sm_100 too), if neither a residual is added nor the
 result is INT8: with either the wide tile needs more registers than there are. Experts take tiles as high as an expert
 has rows on average. Products that round (W8A16, W4A16, FP8, bfloat16) never split their depth.
