@@ -38,14 +38,25 @@ IN_ORDER = 1
 class Endings(LedgerBase):
     """Release, fail and reap."""
 
-    def release(self, attempt_id: int, metered_ns: int) -> None:
-        """Give the rest back at once (drain, pause, probe done); not counted as a failure. Raises FencedError."""
+    def release(self, attempt_id: int, metered_ns: int, *, device_fault: str | None = None) -> None:
+        """Give the rest back at once (drain, pause, probe done); not counted as a failure. Raises FencedError.
+
+        ``device_fault`` is what failed of the worker's device, if that is why: no row is to blame, and the job's events say
+        so.
+        """
 
         def work(connection: Connection, now: datetime) -> None:
             if _has_ended(connection, attempt_id, AttemptState.RELEASED):
                 return
-            _job, attempt, shard = self._fence(connection, attempt_id)
-            self._end_attempt(connection, attempt, now, state=AttemptState.RELEASED, metered_ns=metered_ns)
+            job, attempt, shard = self._fence(connection, attempt_id)
+            self._end_attempt(
+                connection, attempt, now, state=AttemptState.RELEASED, metered_ns=metered_ns, error=device_fault
+            )
+            if device_fault is not None:
+                self._tell(
+                    connection, job.id, now, "device_failed",
+                    shard=shard.shard_index, attempt=attempt_id, worker=attempt.worker_id, reason=device_fault,
+                )  # fmt: skip
             known = after_release(_isolation(shard), probe_done=attempt.done_rows)
             _give_back(connection, shard, known, turn=shard.turn)
 

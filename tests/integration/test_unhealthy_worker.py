@@ -161,3 +161,16 @@ def test_a_job_says_that_it_waits_for_devices_only_where_no_other_worker_is_left
     why = "the device of each live worker is not well, see `batchinfer workers`"
     assert client.get(f"/v1/jobs/{job.id}").json()["waits_for"] == why
     assert why in batchinfer("status", job.id).stdout
+
+
+def test_a_job_whose_rows_came_back_tells_of_the_fault(worker, service, client, tmp_path):
+    job, _ = service.ledger.submit(make_spec(tmp_path))
+    plan(service.ledger, job.id)
+    held = service.ledger.lease_shard("ill")
+    service.ledger.release(held.attempt_id, 0, device_fault=REASON)
+    told = {"shard": held.shard.index, "attempt": held.attempt_id, "worker": "ill", "reason": REASON}
+    rest = client.get(f"/v1/jobs/{job.id}/events").json()["data"]
+    assert [event["data"] for event in rest if event["kind"] == "device_failed"] == [told]
+    (line,) = [line for line in batchinfer("events", job.id).stdout.splitlines() if "device_failed" in line]
+    assert REASON[:30] in line
+    assert "Xid (PCI:0000:3b:00): 79" in client.get(f"/jobs/{job.id}").text

@@ -167,9 +167,9 @@ class CountingLedger(Ledger):
         self._metrics.attempts.labels("committed").inc()
         return job
 
-    def release(self, attempt_id: int, metered_ns: int) -> None:
+    def release(self, attempt_id: int, metered_ns: int, *, device_fault: str | None = None) -> None:
         """Give a shard back; see the ledger."""
-        self._fenced(lambda: super(CountingLedger, self).release(attempt_id, metered_ns))
+        self._fenced(lambda: super(CountingLedger, self).release(attempt_id, metered_ns, device_fault=device_fault))
         self._metrics.attempts.labels("released").inc()
 
     def fail(

@@ -123,7 +123,7 @@ class ShardRunner:
         elif isinstance(error, DeviceUnhealthyError):
             # another worker, or this one once its device is well, runs the rest: no row and no shard is to blame
             _log.warning("%s gives its rows back: %s", name, error)
-            self._ledger.release(lease.attempt_id, self._ended_ns)
+            self._ledger.release(lease.attempt_id, self._ended_ns, device_fault=str(error))
         elif isinstance(error, EngineError):
             _log.warning("%s: %s", name, error)
             self._ledger.fail(lease.attempt_id, str(error), self._ended_ns, kind=FailureKind.ENGINE)

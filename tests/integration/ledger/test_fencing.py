@@ -23,6 +23,7 @@ ZOMBIE_ACTS = {
     "commit_part": lambda story, lease: story.commit(lease, 2, metered_nanos=5, device_ns=5),
     "commit_shard": lambda story, lease: story.ledger.commit_shard(lease.attempt_id, ShardResult("zombie", 5)),
     "release": lambda story, lease: story.ledger.release(lease.attempt_id, 10**9),
+    "device fault": lambda story, lease: story.ledger.release(lease.attempt_id, 10**9, device_fault="x"),
     "fail": lambda story, lease: story.ledger.fail(lease.attempt_id, "x", 10**9),
     "fault": lambda story, lease: story.ledger.fail(lease.attempt_id, "x", 10**9, kind=FailureKind.SHARD),
 }

@@ -101,6 +101,22 @@ def test_release_gives_the_rest_back_at_once_and_is_no_failure(story):
     assert (again.shard.id, again.shard.done_rows, again.probe_rows) == (lease.shard.id, 2, None)
 
 
+def test_rows_given_back_by_an_ill_device_are_told_once_and_blame_nobody(story):
+    job_id = story.planned(rows=10, shard_rows=5)
+    story.lease("w1")
+    lease = story.lease("w2")
+    for _ in range(2):
+        story.ledger.release(lease.attempt_id, 7, device_fault="uncorrectable ECC error")
+    (told,) = [event.data for event in story.ledger.events(job_id) if event.kind == "device_failed"]
+    assert told == {"shard": 1, "attempt": lease.attempt_id, "worker": "w2", "reason": "uncorrectable ECC error"}
+    (attempt,) = [attempt for attempt in story.ledger.attempts(job_id) if attempt.id == lease.attempt_id]
+    assert (attempt.state, attempt.error, attempt.metered_ns) == (AttemptState.RELEASED, told["reason"], 7)
+    shard = story.shard(lease)
+    assert (shard.state, shard.num_failures, shard.num_faults) == (ShardState.PENDING, 0, 0)
+    story.ledger.release(story.lease("w2").attempt_id, 0)
+    assert len([event for event in story.ledger.events(job_id) if event.kind == "device_failed"]) == 1
+
+
 def test_a_release_whose_answer_was_lost_may_be_asked_again(story):
     story.planned(rows=5)
     lease = story.lease()

@@ -169,7 +169,7 @@ def test_retry_after_the_cause_is_gone_makes_the_job_whole(bench, output):
     bench.check(job_id)
 
 
-def test_a_device_that_is_not_well_costs_no_row_and_its_worker_waits_for_it(bench, monkeypatch):
+def test_a_device_that_is_not_well_costs_no_row_and_its_worker_waits_for_it(bench, monkeypatch, caplog):
     """A fault of the hardware: rows go back unblamed, the worker says so and takes none until a probe is answered."""
     monkeypatch.setenv("CRASH_FILE", str(bench.folder / "failed"))
     monkeypatch.setattr(device_health, "PROBE_SECONDS", 0.3)
@@ -187,8 +187,18 @@ def test_a_device_that_is_not_well_costs_no_row_and_its_worker_waits_for_it(benc
     job = bench.run(job_id)
     assert (job.outcome, job.counts.succeeded) == (Outcome.SUCCEEDED, 60)
     bench.check(job_id)
-    states = {attempt.state for attempt in bench.ledger.attempts(job_id)}
+    attempts = {attempt.id: attempt for attempt in bench.ledger.attempts(job_id)}
+    states = {attempt.state for attempt in attempts.values()}
     assert states == {AttemptState.RELEASED, AttemptState.COMMITTED}, "nobody is blamed"
+    told = [event.data for event in bench.ledger.events(job_id) if event.kind == "device_failed"]
+    released = [attempt for attempt in attempts.values() if attempt.state is AttemptState.RELEASED]
+    assert {data["attempt"] for data in told} == {attempt.id for attempt in released} != set()
+    for data in told:
+        attempt = attempts[data["attempt"]]
+        assert (data["worker"], data["reason"]) == (attempt.worker_id, attempt.error)
+        assert "uncorrectable ECC" in data["reason"]
+        line = f"attempt {attempt.id} of shard {data['shard']} of {job_id} gives its rows back: {data['reason']}"
+        assert line in caplog.messages
     assert len(probes) == 2
     assert "uncorrectable ECC" in probes[1]["reason"]
 
