@@ -8,6 +8,7 @@ ends that started the child.)
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import os
 import queue
@@ -64,6 +65,7 @@ def _build(start: dict[str, Any]) -> EngineProtocol:
     module, _, name = start["factory"].partition(":")
     factory = getattr(importlib.import_module(module), name)
     engine: EngineProtocol = factory(EngineConfig.from_json(start["config"]))
+    gc.freeze()  # what is there now stays: to look through it for garbage again and again costs a tenth of short steps
     return engine
 
 

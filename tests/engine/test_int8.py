@@ -55,14 +55,16 @@ def test_a_row_of_zeros_stays_zeros():
     assert not scale.any()
 
 
+@pytest.mark.parametrize("width", [96, 128], ids=["torch", "packed"])
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_how_weights_lie_in_memory_changes_no_byte(by_columns, monkeypatch):
-    """Against the exact product of whole numbers; what is kept in a file is the same either way."""
+def test_how_weights_lie_in_memory_changes_no_byte(by_columns, width, monkeypatch):
+    """Against the exact product of whole numbers; what is kept in a file is the same whichever way."""
     monkeypatch.setattr(int8_linear, "_reads_columns_faster", lambda *_shape: by_columns)
+    monkeypatch.setattr(get_ops(), "_packs", True)
     ops, random = get_ops(), torch.Generator().manual_seed(1)
-    weight = torch.randint(-127, 128, (96, 200), dtype=torch.int8, generator=random)
+    weight = torch.randint(-127, 128, (width, 200), dtype=torch.int8, generator=random)
     whole = Int8Linear(ops, weight, torch.ones(200), None, Int8Recipe())
-    rows = ops.quantize(torch.randn(7, 96, generator=random))
+    rows = ops.quantize(torch.randn(7, width, generator=random))
     exact = rows.values.long() @ weight.long()
     for _ in range(2):
         assert torch.equal(whole(rows).values.long(), exact)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from batchinfer.models.fused.linear import WrappedLinear
+from batchinfer.models.fused.linear import WrappedLinear, projection_of
 from batchinfer.models.fused.packed_linear import PackedLinear
 from batchinfer.models.fused.rotation import rotate
 from batchinfer_kernels.cpu import Accumulated, Int8Rows
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from batchinfer.models.fused.linear import Linear, Operand
     from batchinfer.models.fused.spec import Projection
-    from batchinfer_kernels.cpu import Int8Recipe, Ops
+    from batchinfer_kernels.cpu import Int8Recipe, Ops, PackedProjection
     from batchinfer_kernels.cpu.operands import Activations
 
 MIN_ROWS = 4
@@ -128,6 +128,10 @@ class AdaptedLinear(WrappedLinear):
     def _delta(self, down: torch.Tensor, up: torch.Tensor) -> Delta:
         return Delta(*(PackedLinear(self._ops, matrix, None, self.dtype) for matrix in (down, up)))
 
+    def packed(self) -> PackedProjection | None:
+        """What the linear is made of without adapters, where the ops multiply it themselves."""
+        return projection_of(self._inner)
+
     def split(self, columns: int) -> Sequence[Linear]:
         """See :meth:`~batchinfer.models.fused.linear.Linear.split`; the slices take no adapters."""
         return self._inner.split(columns)
@@ -144,7 +148,7 @@ class AdaptedLinear(WrappedLinear):
             delta = group.deltas[self._name]
             narrow = delta.down(_rows(x, group.rows, self.dtype))
             assert isinstance(narrow, torch.Tensor)
-            added = delta.up(narrow)
+            added = delta.up(delta.up.convert(narrow))
             assert isinstance(added, torch.Tensor)
             out.index_add_(0, group.rows[: group.num_rows], added[: group.num_rows].to(out.dtype))
         return out

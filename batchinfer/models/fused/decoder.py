@@ -10,13 +10,14 @@ import torch
 
 from batchinfer.models.fused.head import Head
 from batchinfer.models.fused.layer import LayerRunner, Step
+from batchinfer.models.fused.program import program_of
 from batchinfer.models.fused.timed import HEAD_KINDS, OPS_KINDS, Timed
 from batchinfer.models.parallel.fused import SharedEmbedding, SharedHead
 from batchinfer.models.parallel.words import Words
 from batchinfer_kernels.cpu import Accumulated, LogitsReduction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from batchinfer.models.fused.adapted import AdapterGroup, AdapterSlots
     from batchinfer.models.fused.layer import FusedLayer, StepContext
@@ -49,6 +50,8 @@ class FusedDecoder:
         self._run_layer = LayerRunner(ops, dtype)
         self._spec = spec
         self._layers = layers
+        self._program = program_of(ops, layers, dtype)
+        self._spent: dict[str, int] | None = None
         own_head = Head(ops, head, spec.head.out_features, spec.logits_scale, spec.logits_softcap)
         self._head: Head | SharedHead = own_head
         self._embed: Callable[[torch.Tensor], torch.Tensor] = spec.embed
@@ -106,6 +109,10 @@ class FusedDecoder:
         """The residual stream after the layers, and what the last one still has to add to it."""
         residual = self._embed(token_ids)
         x: Activations | None = None
+        if self._program is not None and not self.adapters.groups and len(residual):
+            x = self._program(residual, positions, context)
+            self._note(self._program.take_spent())
+            return residual, x
         step = Step(residual, positions, context)
         for index, layer in enumerate(self._layers):
             x = self._run_layer(index, layer, x, step)
@@ -122,13 +129,18 @@ class FusedDecoder:
         rows = self._head.norm(residual, norm, None) if last is None else self._head.norm(last, norm, residual)
         return self._head(rows, len(sampling), kept)
 
+    def _note(self, parts: Mapping[str, int]) -> None:
+        if self._spent is not None:
+            for part, nanoseconds in parts.items():
+                self._spent[part] = self._spent.get(part, 0) + nanoseconds
+
     def timed(self, spent: dict[str, int]) -> FusedDecoder:
         """The same decoder, same weights, that adds its parts' nanoseconds to ``spent``; slower by their overhead."""
         twin = copy(self)
         ops: Any = Timed(self._ops, OPS_KINDS, spent)
         head = Timed(self._head, HEAD_KINDS, spent)
         layers = [layer.timed(spent) for layer in self._layers]
-        vars(twin).update(_run_layer=LayerRunner(ops, self._dtype), _head=head, _layers=layers)
+        vars(twin).update(_run_layer=LayerRunner(ops, self._dtype), _head=head, _layers=layers, _spent=spent)
         return twin
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchinfer.models.fused.program import head_program
 from batchinfer_kernels.cpu import Accumulated, Int8Rows, LogitsReduction
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Head:
         """Takes ``linear`` apart; logits are multiplied by ``scale``, then capped."""
         self._ops = ops
         self._slices = linear.split(SLICE_COLUMNS)
+        self._program = head_program(ops, self._slices)
         self._num_words = num_words
         self._scale = scale
         self._softcap = softcap
@@ -39,6 +41,9 @@ class Head:
         """Best words of the ``num_rows`` rows of ``x``, and the logits of rows ``kept``."""
         device = x.values.device if isinstance(x, Int8Rows) else x.device
         reduction = LogitsReduction(num_rows, kept=kept, num_columns=self._num_words, device=device)
+        if self._program is not None:
+            self._program(x, reduction, scale=self._scale, softcap=self._softcap)
+            return reduction
         first = 0
         for part in self._slices:
             product = part(x)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from batchinfer.models.fused.linear import FloatRows, column_parts, part_of
+from batchinfer.models.fused.linear import FloatRows, column_parts, part_of, product_of
 from batchinfer.models.fused.packed_linear import ROW_TILES, depends_on_rows, in_tiles
-from batchinfer_kernels.cpu import Accumulated, Int8Recipe, Int8Rows
+from batchinfer_kernels.cpu import Accumulated, Int8Recipe, Int8Rows, PackedProjection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from batchinfer.models.fused.linear import Operand
     from batchinfer.models.fused.spec import Norm
     from batchinfer_kernels.cpu import Ops
+    from batchinfer_kernels.cpu.native_gemm import NativeProduct
     from batchinfer_kernels.cpu.operands import Activation, Activations
 
 SMALL_PRODUCT = 2**15
@@ -31,8 +32,8 @@ TRIALS = 4
 class Int8Linear:
     """W8A8: int8 weights with a scale a column, rows quantised as ``recipe`` says, exact int32 sums.
 
-    ``torch._int_mm`` ran at 760-840 GOP/s on one core at 64 rows, of 960 at 256; its result keeps its scales to itself
-    until the op that reads it applies them. Weights lie as this machine reads them fastest (:func:`laid_out`).
+    The result keeps its scales to itself until the op that reads it applies them. Products are the ops' own where those
+    are faster (:func:`~batchinfer.models.fused.linear.product_of`), else torch's, of weights that lie as this machine reads them fastest (:func:`laid_out`).
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Int8Linear:
         self._ops = ops
         self._weight = weight
         self._is_laid_out = False
+        self._product: NativeProduct | None = None
         self._scale = scale.contiguous()
         self._bias = bias
         self._recipe = recipe
@@ -59,7 +61,7 @@ class Int8Linear:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that makes it up, by name; :meth:`of_tensors` makes an equal one of them."""
         found = {
-            "weight": self._weight.contiguous(),
+            "weight": self._plain().contiguous(),
             "scale": self._scale,
             "bias": self._bias,
             "smoothing": self._recipe.smoothing,
@@ -89,15 +91,37 @@ class Int8Linear:
     def __call__(self, x: Operand) -> Accumulated:
         """See :meth:`~batchinfer.models.fused.linear.Linear.__call__`."""
         assert isinstance(x, Int8Rows)
-        if not self._is_laid_out:  # not before: what is split is never laid out whole
-            self._weight, self._is_laid_out = laid_out(self._weight), True
-        product = torch._int_mm(x.values, self._weight)  # noqa: SLF001 -- the only int8 product torch has
+        self._lay_out()
+        if self._product is None:
+            return self._accumulated(torch._int_mm(x.values, self._weight), x)  # noqa: SLF001 -- the only one torch has
+        return self._accumulated(self._product(x.values), x)
+
+    def _accumulated(self, product: torch.Tensor, x: Int8Rows) -> Accumulated:
         return Accumulated(product, x.scales, self._scale, self._bias)
+
+    def packed(self) -> PackedProjection | None:
+        """What it is made of, where the ops multiply it themselves."""
+        self._lay_out()
+        if self._product is None:
+            return None
+        return PackedProjection(self._product.weights, self._scale, self._bias, self._recipe)
+
+    def _plain(self) -> torch.Tensor:
+        """The weights ``[in, out]``, laid out for torch."""
+        return self._weight if self._product is None else self._product.weights.unpack().t()
+
+    def _lay_out(self) -> None:
+        """Put the weights in the order this machine likes; not before they are used: what is split never is as a whole."""
+        if self._is_laid_out:
+            return
+        self._product, self._is_laid_out = product_of(self._ops, self._weight.t()), True
+        self._weight = torch.empty(0) if self._product is not None else laid_out(self._weight)
 
     def split(self, columns: int) -> list[Int8Linear]:
         """See :meth:`~batchinfer.models.fused.linear.Linear.split`."""
-        weight = self._weight
+        weight = self._plain()
         del self._weight
+        self._product = None
         return [
             Int8Linear(self._ops, weight[:, part], self._scale[part], part_of(self._bias, part), self._recipe)
             for part in column_parts(weight.shape[1], columns)

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 
+from batchinfer_kernels.cpu import PackedProjection
+from batchinfer_kernels.cpu.native import NativeOps
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from batchinfer.models.fused.spec import Norm
     from batchinfer_kernels.cpu import Int8Rows, Ops
+    from batchinfer_kernels.cpu.native_gemm import NativeProduct
     from batchinfer_kernels.cpu.operands import Activation, Activations
 
 Operand: TypeAlias = "torch.Tensor | Int8Rows"
@@ -93,6 +97,18 @@ class WrappedLinear:
     def convert(self, x: Activations) -> Operand:
         """See :meth:`Linear.convert`."""
         return self._inner.convert(x)
+
+
+def projection_of(linear: Linear) -> PackedProjection | None:
+    """What a linear is made of, if the kernels can multiply it and nothing is added to it."""
+    packed = getattr(linear, "packed", None)
+    found = None if packed is None else packed()
+    return found if isinstance(found, PackedProjection) else None
+
+
+def product_of(ops: Ops, weight: torch.Tensor) -> NativeProduct | None:
+    """The ops' own product with weights ``[out, in]``; None where torch's is as good."""
+    return ops.product(weight) if isinstance(ops, NativeOps) else None
 
 
 def column_parts(length: int, step: int) -> Iterator[slice]:

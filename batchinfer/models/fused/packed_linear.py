@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from batchinfer.models.fused.linear import FloatRows, column_parts, part_of
+from batchinfer.models.fused.linear import FloatRows, column_parts, part_of, product_of
+from batchinfer_kernels.cpu import PackedProjection
 from batchinfer_kernels.cpu.variants import cpu_features
 
 if TYPE_CHECKING:
@@ -49,25 +50,36 @@ def in_tiles(
 
 
 class PackedLinear(FloatRows):
-    """float32 or bfloat16 weights in the layout oneDNN likes best, reordered once.
+    """float32 or bfloat16 weights, reordered once: as the ops multiply them, or in the layout oneDNN likes best.
 
-    Against ``F.linear`` on one core with AVX-512 BF16, 64 rows: 2.3 times as fast in float32, 1.1-1.3 times in bfloat16; and a row's
-    result does not depend on the rows beside it from 2 rows on, where ``F.linear`` in float32 needs 4. With AMX it does
-    (:func:`depends_on_rows`), and rows go in tiles.
+    oneDNN against ``F.linear`` on one core with AVX-512 BF16, 64 rows: 2.3 times as fast in float32, 1.1-1.3 times in
+    bfloat16; and a row's result does not depend on the rows beside it from 2 rows on, where ``F.linear`` in float32
+    needs 4. In bfloat16 with AMX it does (:func:`depends_on_rows`), and rows go in tiles where the ops cannot help.
     """
 
     def __init__(self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         super().__init__(ops, dtype)
+        self._shape = tuple(weight.shape)
+        self._own = product_of(ops, weight.to(dtype))
+        if self._own is not None:
+            self._bias = bias  # added to float32 sums
+            return
         mkldnn: Any = torch.ops.mkldnn  # has no annotations
         self._weight = mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), None)  # noqa: SLF001 -- as inductor
         self._product = mkldnn._linear_pointwise  # noqa: SLF001 -- what torch's own inductor generates calls to
         self._bias = None if bias is None else bias.to(dtype)
-        self._shape = tuple(weight.shape)
 
     def __call__(self, x: Operand) -> torch.Tensor:
-        """See :meth:`~batchinfer.models.fused.linear.Linear.__call__`."""
+        """See :meth:`~batchinfer.models.fused.linear.Linear.__call__`; packed for the ops, float32."""
         assert isinstance(x, torch.Tensor)
+        if self._own is not None:
+            product = self._own(x)
+            return product if self._bias is None else product.add_(self._bias)
         return in_tiles(x, self._multiply, self._tiles()) if depends_on_rows(self._dtype) else self._multiply(x)
+
+    def packed(self) -> PackedProjection | None:
+        """What it is made of, where the ops multiply it themselves."""
+        return None if self._own is None else PackedProjection(self._own.weights, bias=self._bias)
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = self._product(x, self._weight, self._bias, "none", [], "")
@@ -86,8 +98,8 @@ class PackedLinear(FloatRows):
 
     def split(self, columns: int) -> list[PackedLinear]:
         """See :meth:`~batchinfer.models.fused.linear.Linear.split`."""
-        weight = self._weight.to_dense()
-        del self._weight
+        weight = self._weight.to_dense() if self._own is None else self._own.weights.unpack()
+        self._weight = self._own = None
         return [
             PackedLinear(self._ops, weight[part], part_of(self._bias, part), self._dtype)
             for part in column_parts(len(weight), columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from benchmarks.peers.adapters.serve import Adapter, serve
@@ -16,6 +17,7 @@ class Ours(Adapter):
         from batchinfer import Engine
 
         self._engine = Engine(**settings)
+        gc.freeze()  # as the child process does
 
     def generate(self, prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
         """One request a prompt, all of them known ahead."""

@@ -11,6 +11,7 @@ from batchinfer_kernels.cpu.operands import (
     LogitsReduction,
     RotaryEmbedding,
 )
+from batchinfer_kernels.cpu.packed import PackedLayer, PackedNorm, PackedProjection, PackedWeights
 from batchinfer_kernels.cpu.torch_ops import TorchOps
 
 __all__ = [
@@ -23,6 +24,10 @@ __all__ = [
     "LayerKV",
     "LogitsReduction",
     "Ops",
+    "PackedLayer",
+    "PackedNorm",
+    "PackedProjection",
+    "PackedWeights",
     "PagedKVCache",
     "RotaryEmbedding",
     "TorchOps",

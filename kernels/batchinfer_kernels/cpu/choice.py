@@ -6,11 +6,11 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
-from batchinfer_kernels.cpu.build import BuildError, build
+from batchinfer_kernels.cpu.build import BuildError, build, find_compiler
 from batchinfer_kernels.cpu.library import LibraryError, load_library
 from batchinfer_kernels.cpu.native import NativeOps
 from batchinfer_kernels.cpu.torch_ops import TorchOps
-from batchinfer_kernels.cpu.variants import best_variant, cpu_features, variant_named
+from batchinfer_kernels.cpu.variants import cpu_features, fitting_variants, variant_named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,10 +50,13 @@ def native_ops(variant: Variant, *, folder: Path | None = None, extra_flags: tup
     """
     path = build(variant, folder=folder, extra_flags=extra_flags)
     try:
-        return NativeOps(load_library(path), variant.name)
+        library = load_library(path)
     except LibraryError:  # damaged on disk, or made on a machine whose system libraries differ
         path.unlink(missing_ok=True)
-        return NativeOps(load_library(build(variant, folder=folder, extra_flags=extra_flags)), variant.name)
+        library = load_library(build(variant, folder=folder, extra_flags=extra_flags))
+    if not library.bi_gemm_prepare():
+        raise LibraryError(f"the system does not let this process use what {variant.name} needs")
+    return NativeOps(library, variant.name, packs=variant.packs)
 
 
 @functools.cache
@@ -62,10 +65,18 @@ def _choose() -> tuple[Ops, str]:
     if wanted == TorchOps.name:
         return TorchOps(), f"${VARIANT_VARIABLE} asks for torch"
     features = cpu_features()
-    variant = variant_named(wanted) if wanted else best_variant(features)
-    if missing := variant.needs - features:
-        return TorchOps(), f"this CPU lacks {', '.join(sorted(missing))}, which {variant.name} needs"
+    variants = [variant_named(wanted)] if wanted else fitting_variants(features)
+    if missing := variants[0].needs - features:
+        return TorchOps(), f"this CPU lacks {', '.join(sorted(missing))}, which {wanted} needs"
+    reason = ""
     try:
-        return native_ops(variant), f"C++ kernels, variant {variant.name}"
+        find_compiler()
+        for variant in variants:  # a compiler may be older than the CPU, or a system not let its newest units be used
+            try:
+                return native_ops(variant), f"C++ kernels, variant {variant.name}{reason}"
+            except (BuildError, LibraryError) as error:
+                reason = reason or f" (not {variant.name}: {error})"
+                last = error
+        raise last
     except (BuildError, LibraryError) as error:
         return TorchOps(), f"falling back to torch: {error}"

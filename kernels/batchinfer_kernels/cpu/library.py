@@ -65,7 +65,7 @@ class CacheStruct(Structure):
 
 
 class RopeStruct(Structure):
-    """``Rope`` of ``rope.cpp``."""
+    """``Rope`` of ``row_ops.h``."""
 
     _fields_: ClassVar = [
         ("cos", c_void_p),
@@ -77,6 +77,18 @@ class RopeStruct(Structure):
         ("rotary_dim", c_int32),
         ("interleaved", c_int32),
     ]
+
+
+class NormStruct(Structure):
+    """``Norm`` of ``row_ops.h``."""
+
+    _fields_: ClassVar = [("weight", c_void_p), ("offset", c_float), ("eps", c_float)]
+
+
+class PackedStruct(Structure):
+    """``Packed`` of ``gemm.h``."""
+
+    _fields_: ClassVar = [("data", c_void_p), ("n", c_int64), ("k", c_int64), ("kind", c_int32)]
 
 
 class BatchStruct(Structure):
@@ -100,7 +112,7 @@ class BatchStruct(Structure):
 
 
 class AttentionStruct(Structure):
-    """``Attention`` of ``attention_tile.h``."""
+    """``Attention`` of ``attention.h``."""
 
     _fields_: ClassVar = [
         ("query", c_void_p),
@@ -118,7 +130,7 @@ class AttentionStruct(Structure):
 
 
 class ReductionStruct(Structure):
-    """``Reduction`` of ``logits.cpp``."""
+    """``Reduction`` of ``row_ops.h``."""
 
     _fields_: ClassVar = [
         ("best", c_void_p),
@@ -135,11 +147,65 @@ class ReductionStruct(Structure):
     ]
 
 
+class LinearStruct(Structure):
+    """``Linear`` of ``decoder.cpp``."""
+
+    _fields_: ClassVar = [
+        ("weights", PackedStruct),
+        ("column_scale", c_void_p),
+        ("bias", c_void_p),
+        ("smoothing", c_void_p),
+        ("rotation", c_int32),
+    ]
+
+
+class LayerStruct(Structure):
+    """``Layer`` of ``decoder.cpp``."""
+
+    _fields_: ClassVar = [
+        ("qkv", LinearStruct),
+        ("o", LinearStruct),
+        ("gate_up", LinearStruct),
+        ("down", LinearStruct),
+        ("attention_norm", NormStruct),
+        ("mlp_norm", NormStruct),
+        ("rope", RopeStruct),
+        ("num_positions", c_int64),
+        ("num_q_heads", c_int32),
+        ("activation", c_int32),
+        ("window", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+    ]
+
+
+class StepStruct(Structure):
+    """``Step`` of ``decoder.cpp``."""
+
+    _fields_: ClassVar = [
+        ("residual", c_void_p),
+        ("tokens", c_int64),
+        ("hidden", c_int64),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("plan", c_void_p),
+        ("workspace", c_void_p),
+        ("rows", c_void_p),
+        ("row_scale", c_void_p),
+        ("product", c_void_p),
+        ("query", c_void_p),
+        ("attended", c_void_p),
+        ("spent", c_void_p),
+        ("outside", c_int64),
+        ("query_kind", c_int32),
+    ]
+
+
 _SOURCE, _SINK, _CACHE = POINTER(SourceStruct), POINTER(SinkStruct), POINTER(CacheStruct)
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "bi_rms_norm": (
         None,
-        [_SOURCE, c_void_p, c_int32, c_void_p, c_float, c_float, c_int64, c_int64, _SINK, c_int32],
+        [_SOURCE, c_void_p, c_int32, POINTER(NormStruct), c_int64, c_int64, _SINK, c_int32],
     ),
     "bi_act_and_mul": (None, [_SOURCE, c_int32, c_int64, c_int64, _SINK, c_int32]),
     "bi_convert": (None, [_SOURCE, c_int64, c_int64, _SINK, c_int32]),
@@ -155,6 +221,16 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "bi_plan_num_partials": (c_int64, [c_void_p]),
     "bi_plan_num_tokens": (c_int64, [c_void_p]),
     "bi_plan_free": (None, [c_void_p]),
+    "bi_gemm_prepare": (c_int32, []),
+    "bi_gemm": (None, [c_void_p, c_int64, POINTER(PackedStruct), c_void_p, c_int32]),
+    "bi_decoder_layers": (None, [POINTER(LayerStruct), _CACHE, c_int64, POINTER(StepStruct), c_int32]),
+    "bi_decoder_head": (
+        None,
+        [
+            *[POINTER(LinearStruct), c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float],
+            *[POINTER(ReductionStruct), c_int32],
+        ],
+    ),
     "bi_attention": (None, [c_void_p, _CACHE, POINTER(AttentionStruct), c_int32]),
 }
 

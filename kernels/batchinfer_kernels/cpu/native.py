@@ -9,8 +9,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from batchinfer_kernels.cpu.kv_cache import TILE
 from batchinfer_kernels.cpu.library import KINDS, AttentionStruct, CacheStruct, RopeStruct, SinkStruct, SourceStruct
+from batchinfer_kernels.cpu.native_decoder import NativeHead, NativeLayers
+from batchinfer_kernels.cpu.native_gemm import NativeProduct
 from batchinfer_kernels.cpu.native_rows import NativeRowOps
+from batchinfer_kernels.cpu.packed import PackedWeights
 from batchinfer_kernels.cpu.pointers import (
     FLOATS,
     address,
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from batchinfer_kernels.cpu.interface import AttentionPlan
     from batchinfer_kernels.cpu.kv_cache import LayerKV
     from batchinfer_kernels.cpu.operands import Activations, AttentionBatch, RotaryEmbedding
+    from batchinfer_kernels.cpu.packed import PackedLayer, PackedProjection
 
 _FAULTS = {
     1: "query_start must ascend from 0",
@@ -67,19 +72,23 @@ class NativePlan:
         """Query rows of the batch."""
         return self._num_tokens
 
-    def workspace(self, num_floats: int) -> torch.Tensor:
-        """A buffer of at least so many floats, kept from layer to layer."""
+    def room_for(self, num_heads: int, v_head_dim: int) -> int:
+        """Address of a buffer for what is kept of splits, the same for every layer."""
+        padded = -(-v_head_dim // TILE) * TILE
+        num_floats = self.num_partials * num_heads * (padded + 2)
         if self._workspace.numel() < num_floats:
             self._workspace = torch.empty(num_floats)
-        return self._workspace
+        return self._workspace.data_ptr()
 
 
 class NativeOps(NativeRowOps):
     """The ops of a loaded library; see :class:`~batchinfer_kernels.cpu.interface.Ops`."""
 
-    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+    def __init__(self, library: ctypes.CDLL, name: str, *, packs: bool = False) -> None:
+        """``packs``: whether products of packed weights are faster than torch's."""
         self._library = library
         self._name = name
+        self._packs = packs
         # C views of what stays the same for a whole run: checking and building one takes 2-7 us, a tenth of some ops
         self._ropes: WeakKeyDictionary[RotaryEmbedding, tuple[int, RopeStruct]] = WeakKeyDictionary()
         self._caches: WeakKeyDictionary[LayerKV, CacheStruct] = WeakKeyDictionary()
@@ -88,6 +97,20 @@ class NativeOps(NativeRowOps):
     def name(self) -> str:
         """The variant's name."""
         return self._name
+
+    def product(self, weight: torch.Tensor) -> NativeProduct | None:
+        """The product with weights ``[n, k]``; None where torch's own is as good, or they cannot be packed."""
+        if not (self._packs and PackedWeights.fits(weight)):
+            return None
+        return NativeProduct(self._library, PackedWeights.of(weight))
+
+    def layers(self, layers: Sequence[PackedLayer], query_dtype: torch.dtype) -> NativeLayers:
+        """Layers as one call a step; queries and what attention gives are in ``query_dtype``."""
+        return NativeLayers(self._library, layers, query_dtype)
+
+    def head(self, slices: Sequence[PackedProjection]) -> NativeHead:
+        """A head in slices of its words, in order, as one call a step; all read the same rows."""
+        return NativeHead(self._library, slices)
 
     def rope_and_kv_write(
         self,
@@ -196,13 +219,11 @@ class NativeOps(NativeRowOps):
             raise ValueError(f"window is {window}; it must be positive")
         out = torch.empty(num_rows, num_heads, shape.v_head_dim, dtype=dtype)
         out[plan.num_tokens :].zero_()
-        padded = -(-shape.v_head_dim // 16) * 16
-        workspace = plan.workspace(plan.num_partials * num_heads * (padded + 2))
         struct = AttentionStruct(
             query.data_ptr(),
             out.data_ptr(),
             address(sinks, "sinks", (num_heads,)),
-            workspace.data_ptr(),
+            plan.room_for(num_heads, shape.v_head_dim),
             query.stride(0),
             KINDS[query.dtype],
             KINDS[dtype],

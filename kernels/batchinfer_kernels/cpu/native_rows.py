@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from batchinfer_kernels.cpu.library import KINDS
+from batchinfer_kernels.cpu.library import KINDS, NormStruct
 from batchinfer_kernels.cpu.operands import PLAIN_INT8, Int8Rows
 from batchinfer_kernels.cpu.pointers import (
     FLOATS,
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from batchinfer_kernels.cpu.library import SinkStruct, SourceStruct
     from batchinfer_kernels.cpu.operands import Activation, Activations, Int8Recipe, LogitsReduction
 
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+"""Their numbers in C++."""
 
 
 class NativeRowOps:
@@ -80,9 +81,7 @@ class NativeRowOps:
             struct,
             address(residual, "residual", (rows, columns), kind),
             KINDS[kind],
-            address(weight, "weight", (columns,)),
-            weight_offset,
-            eps,
+            NormStruct(address(weight, "weight", (columns,)), weight_offset, eps),
             rows,
             columns,
             sink,
@@ -112,11 +111,9 @@ class NativeRowOps:
     ) -> None:
         if columns % 2:
             raise ValueError(f"gate_up has {columns} columns; it must be gate and up side by side")
-        if activation not in _ACTIVATIONS:
-            raise ValueError(f"activation is {activation!r}; choose one of {', '.join(_ACTIVATIONS)}")
-        self._library.bi_act_and_mul(
-            struct, _ACTIVATIONS[activation], rows, columns // 2, sink, torch.get_num_threads()
-        )
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation is {activation!r}; choose one of {', '.join(ACTIVATIONS)}")
+        self._library.bi_act_and_mul(struct, ACTIVATIONS[activation], rows, columns // 2, sink, torch.get_num_threads())
 
     def convert(self, x: Activations, dtype: torch.dtype) -> torch.Tensor:
         """See :meth:`~batchinfer_kernels.cpu.interface.Ops.convert`."""

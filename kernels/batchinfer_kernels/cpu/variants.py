@@ -14,6 +14,8 @@ class Variant:
     name: str
     needs: frozenset[str]
     flags: tuple[str, ...]
+    packs: bool = False
+    """Whether its products of packed weights are faster than torch's."""
 
 
 _AVX2 = ("-mavx2", "-mfma")
@@ -21,8 +23,13 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mpre
 _HAS_AVX2 = frozenset({"avx2", "fma"})
 _HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
+_HAS_BF16 = _HAS_AVX512 | {"avx512_vnni", "avx512_bf16"}
+_BF16 = (*_AVX512, "-mavx512vnni", "-mavx512bf16")
+_AMX = (*_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16")
+
 VARIANTS = (
-    Variant("avx512_bf16", _HAS_AVX512 | {"avx512_bf16"}, (*_AVX512, "-mavx512bf16")),
+    Variant("amx", _HAS_BF16 | {"amx_tile", "amx_int8", "amx_bf16"}, _AMX, packs=True),
+    Variant("avx512_bf16", _HAS_BF16, _BF16, packs=True),
     Variant("avx512", _HAS_AVX512, _AVX512),
     Variant("avx2", _HAS_AVX2, _AVX2),
     Variant("portable", frozenset(), ()),
@@ -43,9 +50,14 @@ def cpu_features() -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
+def fitting_variants(features: frozenset[str]) -> list[Variant]:
+    """Those of :data:`VARIANTS` whose needs are met, the best first; there is always one."""
+    return [variant for variant in VARIANTS if variant.needs <= features]
+
+
 def best_variant(features: frozenset[str]) -> Variant:
-    """The first of :data:`VARIANTS` whose needs are met."""
-    return next(variant for variant in VARIANTS if variant.needs <= features)
+    """The first of those that fit."""
+    return fitting_variants(features)[0]
 
 
 def buildable() -> tuple[Variant, ...]:

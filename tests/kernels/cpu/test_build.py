@@ -100,13 +100,14 @@ def test_the_variable_chooses_the_variant(monkeypatch):
     monkeypatch.setenv(choice.VARIANT_VARIABLE, "torch")
     assert choice._choose.__wrapped__()[0].name == "torch"
     monkeypatch.setenv(choice.VARIANT_VARIABLE, "avx1024")
-    with pytest.raises(ValueError, match="avx512_bf16, avx512, avx2, portable"):
+    with pytest.raises(ValueError, match="amx, avx512_bf16, avx512, avx2, portable"):
         choice._choose.__wrapped__()
 
 
 def test_a_cpu_gets_the_best_variant_whose_instructions_it_has(monkeypatch):
     everything = frozenset().union(*(variant.needs for variant in VARIANTS))
-    assert best_variant(everything).name == "avx512_bf16"
+    assert best_variant(everything).name == "amx"
+    assert best_variant(everything - {"amx_int8"}).name == "avx512_bf16"
     assert best_variant(everything - {"avx512_bf16"}).name == "avx512"
     assert best_variant(everything - {"avx512f"}).name == "avx2"
     assert best_variant(everything - {"fma"}).name == "portable"

@@ -1,5 +1,5 @@
 // RMS norm, gated activations and quantisation: one row in, one row out.
-#include "rows.h"
+#include "row_ops.h"
 
 namespace bi {
 
@@ -27,49 +27,63 @@ static inline vf gelu_tanh(vf x) {  // 0.5 x (1 + tanh(u)) = x / (1 + e^-2u)
   return x / (1.0f + exp(-1.5957691216f * (x + 0.044715f * x * x * x)));
 }
 
-}  // namespace bi
-
-using namespace bi;
-
-BI_EXPORT void bi_rms_norm(const Source* in, void* residual, int32_t residual_kind, const float* weight,
-                            float weight_offset, float eps, int64_t rows, int64_t n, const Sink* out, int threads) {
+void rms_norm(const Source& in, void* residual, int32_t residual_kind, const Norm& norm, int64_t rows, int64_t n,
+              const Sink& out) {
   const int64_t residual_bytes = n * (residual_kind == F32 ? 4 : 2);
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * n >= PARALLEL_FROM)
+#pragma omp for schedule(static)
   for (int64_t m = 0; m < rows; m++) {
     float* x = scratch(n);
-    load_row(*in, m, 0, n, x);
+    load_row(in, m, 0, n, x);
     if (residual) add_residual(x, (char*)residual + m * residual_bytes, residual_kind, n);
-    const float k = 1.0f / std::sqrt(sum_of_squares(x, n) / (float)n + eps);
+    const float k = 1.0f / std::sqrt(sum_of_squares(x, n) / (float)n + norm.eps);
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) x[i] = x[i] * k * (weight[i] + weight_offset);
-    emit_row(*out, m, x, n);
+    for (int64_t i = 0; i < n; i++) x[i] = x[i] * k * (norm.weight[i] + norm.offset);
+    emit_row(out, m, x, n);
   }
 }
 
-// in: [rows, 2 n], the gate and then the up projection; activation 0 is silu, 1 gelu (tanh)
-BI_EXPORT void bi_act_and_mul(const Source* in, int32_t activation, int64_t rows, int64_t n, const Sink* out,
-                               int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * n >= PARALLEL_FROM / 4)
+void act_and_mul(const Source& in, int32_t activation, int64_t rows, int64_t n, const Sink& out) {
+#pragma omp for schedule(static)
   for (int64_t m = 0; m < rows; m++) {
     float* x = scratch(2 * n + 2 * W);
     float* up = x + (n + W - 1) / W * W;
-    load_row(*in, m, 0, n, x);
-    load_row(*in, m, n, n, up);
+    load_row(in, m, 0, n, x);
+    load_row(in, m, n, n, up);
     if (activation == 0)
       for (int64_t i = 0; i < n; i += W) store(x + i, silu(load(x + i)) * load(up + i));
     else
       for (int64_t i = 0; i < n; i += W) store(x + i, gelu_tanh(load(x + i)) * load(up + i));
-    emit_row(*out, m, x, n);
+    emit_row(out, m, x, n);
   }
+}
+
+void convert(const Source& in, int64_t rows, int64_t n, const Sink& out) {
+#pragma omp for schedule(static)
+  for (int64_t m = 0; m < rows; m++) {
+    float* x = scratch(n);
+    load_row(in, m, 0, n, x);
+    emit_row(out, m, x, n);
+  }
+}
+
+}  // namespace bi
+
+using namespace bi;
+
+BI_EXPORT void bi_rms_norm(const Source* in, void* residual, int32_t residual_kind, const Norm* norm, int64_t rows,
+                            int64_t n, const Sink* out, int threads) {
+#pragma omp parallel num_threads(threads) if (rows * n >= PARALLEL_FROM)
+  rms_norm(*in, residual, residual_kind, *norm, rows, n, *out);
+}
+
+BI_EXPORT void bi_act_and_mul(const Source* in, int32_t activation, int64_t rows, int64_t n, const Sink* out,
+                               int threads) {
+#pragma omp parallel num_threads(threads) if (rows * n >= PARALLEL_FROM / 4)
+  act_and_mul(*in, activation, rows, n, *out);
 }
 
 // Conversion of rows: int32 products to numbers, or numbers to INT8.
 BI_EXPORT void bi_convert(const Source* in, int64_t rows, int64_t n, const Sink* out, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * n >= PARALLEL_FROM)
-  for (int64_t m = 0; m < rows; m++) {
-    float* x = scratch(n);
-    load_row(*in, m, 0, n, x);
-    emit_row(*out, m, x, n);
-  }
+#pragma omp parallel num_threads(threads) if (rows * n >= PARALLEL_FROM)
+  convert(*in, rows, n, *out);
 }
-

@@ -3,23 +3,9 @@
 
 #include <algorithm>
 
-#include "rows.h"
+#include "row_ops.h"
 
 namespace bi {
-
-struct Reduction {  // mirrored in library.py; all arrays have a row each
-  float* best;      // largest value so far, starts at -inf
-  int64_t* best_index;
-  float* peak;  // log-sum-exp = peak + log(total); null if not wanted. Starts at -inf and 0
-  float* total;
-  float* top_values;  // [rows, k], descending; null if not wanted. Starts at -inf
-  int64_t* top_indices;
-  bool* has_nan;         // starts false
-  const int64_t* place;  // the row of `logits` in which a row is kept whole, -1 for none; null if no row is
-  float* logits;         // [kept rows, num_columns]
-  int64_t num_columns;
-  int32_t k;
-};
 
 constexpr int64_t CHUNK = 1024;
 
@@ -80,20 +66,14 @@ static void keep_top(const float* x, int64_t n, int64_t first, float* values, in
   }
 }
 
-}  // namespace bi
-
-using namespace bi;
-
-// logits[row, column] * scale, capped where cap > 0, is word first_column + column of the row.
-BI_EXPORT void bi_reduce_logits(const Source* logits, int64_t rows, int64_t columns, int64_t first_column, float scale,
-                                 float cap, const Reduction* reduction, int threads) {
-  const Reduction& out = *reduction;
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * columns >= 16384)
+void reduce_logits(const Source& logits, int64_t rows, int64_t columns, int64_t first_column, float scale, float cap,
+                   const Reduction& out) {
+#pragma omp for schedule(static)
   for (int64_t m = 0; m < rows; m++)
     for (int64_t c = 0; c < columns; c += CHUNK) {
       const int64_t n = columns - c < CHUNK ? columns - c : CHUNK;
       float x[CHUNK], most = -INFINITY;
-      load_row(*logits, m, c, n, x);
+      load_row(logits, m, c, n, x);
       if (scale != 1.0f)
         for (int64_t i = 0; i < n; i++) x[i] *= scale;
       const int64_t whole = (n + W - 1) / W * W;
@@ -115,4 +95,14 @@ BI_EXPORT void bi_reduce_logits(const Source* logits, int64_t rows, int64_t colu
       if (out.top_values && most > out.top_values[m * out.k + out.k - 1])
         keep_top(x, n, first_column + c, out.top_values + m * out.k, out.top_indices + m * out.k, out.k);
     }
+}
+
+}  // namespace bi
+
+using namespace bi;
+
+BI_EXPORT void bi_reduce_logits(const Source* logits, int64_t rows, int64_t columns, int64_t first_column, float scale,
+                                 float cap, const Reduction* reduction, int threads) {
+#pragma omp parallel num_threads(threads) if (rows * columns >= 16384)
+  reduce_logits(*logits, rows, columns, first_column, scale, cap, *reduction);
 }

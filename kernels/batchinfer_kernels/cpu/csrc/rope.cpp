@@ -1,21 +1,9 @@
 // Rotary embedding of queries and keys, optional per-head RMS norm, and the write of keys and values into the cache.
 #include <algorithm>
-#include <atomic>
 
-#include "layout.h"
+#include "row_ops.h"
 
 namespace bi {
-
-struct Rope {  // mirrored in library.py
-  const float* cos;  // [num_positions, rotary_dim / 2]
-  const float* sin;
-  const float* q_norm;  // [head_dim], null without
-  const float* k_norm;
-  float norm_offset;
-  float norm_eps;
-  int32_t rotary_dim;
-  int32_t interleaved;  // pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
-};
 
 static void norm_head(float* x, int n, const float* weight, float offset, float eps) {
   const float k = 1.0f / std::sqrt(sum_of_squares(x, n) / (float)n + eps);
@@ -79,45 +67,35 @@ static void write_value(const Cache& c, const float* x, int64_t at, int token) {
   }
 }
 
-}  // namespace bi
-
-using namespace bi;
-
-// query may have no heads, and rope no dimensions: then this only writes keys and values. A token's slot is
-// block * block_size + offset; -1 writes nothing. Returns how many slots or positions lay outside of their tables.
-BI_EXPORT int64_t bi_rope_and_kv_write(const Source* query, const Source* key, const Source* value, const Rope* rope,
-                                        const int64_t* positions, int64_t num_positions, const int64_t* slots,
-                                        const Cache* cache, int64_t tokens, int32_t num_q_heads, const Sink* query_out,
-                                        int threads) {
-  const Cache& c = *cache;
-  const int dim = c.head_dim, half = rope->rotary_dim / 2, kv_heads = c.num_kv_heads;
-  const int64_t q_width = (int64_t)num_q_heads * dim, k_width = (int64_t)kv_heads * dim;
+void rope_and_kv_write(const RopeCall& call, const Cache& c, const Sink& query_out, std::atomic<int64_t>& outside) {
+  const Rope& rope = *call.rope;
+  const int dim = c.head_dim, half = rope.rotary_dim / 2, kv_heads = c.num_kv_heads;
+  const int64_t q_width = (int64_t)call.num_q_heads * dim, k_width = (int64_t)kv_heads * dim;
   const int64_t v_width = (int64_t)kv_heads * c.v_head_dim, kv_width = k_width + v_width;
-  std::atomic<int64_t> outside{0};
-#pragma omp parallel for schedule(static) num_threads(threads) if (tokens * (q_width + k_width) >= 8192)
-  for (int64_t t = 0; t < tokens; t++) {
-    const int64_t position = half ? positions[t] : 0, slot = slots[t];
-    if ((half && (position < 0 || position >= num_positions)) || slot < -1 || slot >= c.num_blocks * c.block_size) {
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < call.tokens; t++) {
+    const int64_t position = half ? call.positions[t] : 0, slot = call.slots[t];
+    if ((half && (position < 0 || position >= call.num_positions)) || slot < -1 || slot >= c.num_blocks * c.block_size) {
       outside++;
       continue;
     }
-    const float *cos = half ? rope->cos + position * half : nullptr, *sin = half ? rope->sin + position * half : nullptr;
+    const float *cos = half ? rope.cos + position * half : nullptr, *sin = half ? rope.sin + position * half : nullptr;
     float* x = scratch(q_width + kv_width + std::max(dim, c.v_head_dim));
-    if (num_q_heads) {
-      load_row(*query, t, 0, q_width, x);
-      for (int h = 0; h < num_q_heads; h++) {
-        if (rope->q_norm) norm_head(x + h * dim, dim, rope->q_norm, rope->norm_offset, rope->norm_eps);
-        rotate_head(x + h * dim, *rope, cos, sin);
+    if (call.num_q_heads) {
+      load_row(*call.query, t, 0, q_width, x);
+      for (int h = 0; h < call.num_q_heads; h++) {
+        if (rope.q_norm) norm_head(x + h * dim, dim, rope.q_norm, rope.norm_offset, rope.norm_eps);
+        rotate_head(x + h * dim, rope, cos, sin);
       }
-      emit_row(*query_out, t, x, q_width);
+      emit_row(query_out, t, x, q_width);
     }
     if (slot < 0) continue;
-    load_row(*key, t, 0, k_width, x);
-    load_row(*value, t, 0, v_width, x + k_width);
+    load_row(*call.key, t, 0, k_width, x);
+    load_row(*call.value, t, 0, v_width, x + k_width);
     const int64_t block = slot / c.block_size, offset = slot % c.block_size;
     for (int h = 0; h < kv_heads; h++) {
-      if (rope->k_norm) norm_head(x + h * dim, dim, rope->k_norm, rope->norm_offset, rope->norm_eps);
-      rotate_head(x + h * dim, *rope, cos, sin);
+      if (rope.k_norm) norm_head(x + h * dim, dim, rope.k_norm, rope.norm_offset, rope.norm_eps);
+      rotate_head(x + h * dim, rope, cos, sin);
       if (c.kind == I8) {
         write_int8(c, x + h * dim, x + k_width + h * c.v_head_dim, (int8_t*)(x + kv_width), block, h, offset);
         continue;
@@ -126,5 +104,20 @@ BI_EXPORT int64_t bi_rope_and_kv_write(const Source* query, const Source* key, c
       write_value(c, x + k_width + h * c.v_head_dim, tile_at(c, padded(c.v_head_dim), block, h, offset), offset % TILE);
     }
   }
+}
+
+}  // namespace bi
+
+using namespace bi;
+
+BI_EXPORT int64_t bi_rope_and_kv_write(const Source* query, const Source* key, const Source* value, const Rope* rope,
+                                        const int64_t* positions, int64_t num_positions, const int64_t* slots,
+                                        const Cache* cache, int64_t tokens, int32_t num_q_heads, const Sink* query_out,
+                                        int threads) {
+  const int64_t width = (int64_t)(num_q_heads + cache->num_kv_heads) * cache->head_dim;
+  const RopeCall call = {query, key, value, rope, positions, num_positions, slots, tokens, num_q_heads};
+  std::atomic<int64_t> outside{0};
+#pragma omp parallel num_threads(threads) if (tokens * width >= 8192)
+  rope_and_kv_write(call, *cache, *query_out, outside);
   return outside;
 }

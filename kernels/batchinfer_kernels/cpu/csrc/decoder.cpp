@@ -1,0 +1,157 @@
+// All layers of a decoder's step in one parallel region: the ops of the other files one after another, without a return
+// to Python and without waking threads between them. Bytes are those of the ops called one by one.
+#include <chrono>
+
+#include "attention.h"
+#include "gemm.h"
+#include "row_ops.h"
+
+namespace bi {
+
+struct Linear {  // mirrored in library.py
+  Packed weights;
+  const float* column_scale;  // of I8, else null
+  const float* bias;          // null without
+  const float* smoothing;     // of I8: what its rows are multiplied by before they are rotated; null without
+  int32_t rotation;
+};
+
+struct Layer {  // x += o(attention(qkv(norm(x)))), then x += down(act(gate_up(norm(x)))); mirrored in library.py
+  Linear qkv, o, gate_up, down;
+  Norm attention_norm, mlp_norm;
+  Rope rope;
+  int64_t num_positions;  // of the rope's tables
+  int32_t num_q_heads;
+  int32_t activation;
+  int32_t window;
+  float scale;
+  float softcap;
+};
+
+struct Step {  // mirrored in library.py
+  float* residual;  // [tokens, hidden]
+  int64_t tokens;
+  int64_t hidden;
+  const int64_t* positions;
+  const int64_t* slots;
+  const Plan* plan;
+  float* workspace;   // of attention
+  void* rows;         // what a product reads, [tokens, widest input]
+  float* row_scale;   // [tokens], of I8
+  void* product;      // [tokens, widest padded output], four bytes each
+  void* query;        // [tokens, heads, head_dim] in query_kind
+  void* attended;     // [tokens, heads, v_head_dim], likewise
+  int64_t* spent;     // nanoseconds by Part; added to
+  int64_t outside;    // positions or slots that lay outside of their tables
+  int32_t query_kind;
+};
+
+enum Part { GEMM = 0, ATTENTION = 1, ELEMENTWISE = 2 };
+
+class Clock {  // of the region's first thread; parts end at barriers
+  int64_t* spent;
+  std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
+
+ public:
+  explicit Clock(int64_t* spent) : spent(spent) {}
+  void end(Part part) {
+    const auto now = std::chrono::steady_clock::now();
+    spent[part] += std::chrono::duration_cast<std::chrono::nanoseconds>(now - last).count();
+    last = now;
+  }
+};
+
+static Sink sink(const Linear& linear, const Step& step) {
+  const bool is_int8 = linear.weights.kind == I8;
+  return {step.rows, is_int8 ? step.row_scale : nullptr, linear.smoothing, linear.weights.kind, linear.rotation};
+}
+
+// Columns from `first` on of a product of `rows_of`.
+static Source product_of(const Linear& linear, const void* product, const float* row_scale, int64_t first = 0) {
+  const bool is_int8 = linear.weights.kind == I8;
+  return {(const char*)product + first * 4,
+          padded_columns(linear.weights),
+          is_int8 ? row_scale : nullptr,
+          is_int8 ? linear.column_scale + first : nullptr,
+          linear.bias ? linear.bias + first : nullptr,
+          is_int8 ? I32 : F32};
+}
+
+static void attend(const Layer& layer, const Cache& cache, const Step& step, std::atomic<int64_t>& outside, Clock* clock) {
+  const int64_t q_width = (int64_t)layer.num_q_heads * cache.head_dim, k_width = (int64_t)cache.num_kv_heads * cache.head_dim;
+  const Source query = product_of(layer.qkv, step.product, step.row_scale);
+  const Source key = product_of(layer.qkv, step.product, step.row_scale, q_width);
+  const Source value = product_of(layer.qkv, step.product, step.row_scale, q_width + k_width);
+  const RopeCall call = {&query,     &key,        &value,      &layer.rope,      step.positions, layer.num_positions,
+                         step.slots, step.tokens, layer.num_q_heads};
+  rope_and_kv_write(call, cache, {step.query, nullptr, nullptr, step.query_kind, 0}, outside);
+  if (clock) clock->end(ELEMENTWISE);
+  attention(*step.plan, cache,
+            {step.query, step.attended, nullptr, step.workspace, q_width, step.query_kind, step.query_kind,
+             layer.num_q_heads, layer.window, layer.scale, layer.softcap});
+  if (clock) clock->end(ATTENTION);
+}
+
+static void run_layer(const Layer& layer, const Linear* before, const Cache& cache, const Step& step,
+                      std::atomic<int64_t>& outside, Clock* clock) {
+  const int64_t tokens = step.tokens, hidden = step.hidden;
+  auto enter = [&](const Linear* from, const Norm& norm, const Linear& to) {  // rows for `to`, after what `from` adds
+    if (from)
+      rms_norm(product_of(*from, step.product, step.row_scale), step.residual, F32, norm, tokens, hidden, sink(to, step));
+    else
+      rms_norm({step.residual, hidden, nullptr, nullptr, nullptr, F32}, nullptr, F32, norm, tokens, hidden, sink(to, step));
+    if (clock) clock->end(ELEMENTWISE);
+  };
+  auto run = [&](const Linear& linear, const void* rows) {
+    multiply(rows, tokens, linear.weights, step.product);
+    if (clock) clock->end(GEMM);
+  };
+  enter(before, layer.attention_norm, layer.qkv);
+  run(layer.qkv, step.rows);
+  attend(layer, cache, step, outside, clock);
+  const int64_t width = layer.o.weights.k;
+  const bool fits = layer.o.weights.kind == BF16 && step.query_kind == BF16;
+  if (!fits) {
+    convert({step.attended, width, nullptr, nullptr, nullptr, step.query_kind}, tokens, width, sink(layer.o, step));
+    if (clock) clock->end(ELEMENTWISE);
+  }
+  run(layer.o, fits ? step.attended : step.rows);
+  enter(&layer.o, layer.mlp_norm, layer.gate_up);
+  run(layer.gate_up, step.rows);
+  act_and_mul(product_of(layer.gate_up, step.product, step.row_scale), layer.activation, tokens, layer.down.weights.k,
+              sink(layer.down, step));
+  if (clock) clock->end(ELEMENTWISE);
+  run(layer.down, step.rows);
+}
+
+}  // namespace bi
+
+using namespace bi;
+
+// Runs the layers; what the last one still has to add to the residual is left in step.product and step.row_scale.
+BI_EXPORT void bi_decoder_layers(const Layer* layers, const Cache* caches, int64_t num_layers, Step* step, int threads) {
+  std::atomic<int64_t> outside{0};
+  Clock clock(step->spent);
+#pragma omp parallel num_threads(threads)
+  {
+    Clock* mine = nullptr;
+#pragma omp master
+    mine = &clock;
+    for (int64_t i = 0; i < num_layers; i++)
+      run_layer(layers[i], i ? &layers[i - 1].down : nullptr, caches[i], *step, outside, mine);
+  }
+  step->outside = outside;
+}
+
+// The head, a slice of the words after another: rows and row_scale as its first slice reads them, product [rows, widest
+// padded slice].
+BI_EXPORT void bi_decoder_head(const Linear* slices, int64_t num_slices, const void* rows, const float* row_scale,
+                                int64_t num_rows, void* product, float scale, float softcap, const Reduction* reduction,
+                                int threads) {
+#pragma omp parallel num_threads(threads)
+  for (int64_t i = 0, first = 0; i < num_slices; first += slices[i].weights.n, i++) {
+    multiply(rows, num_rows, slices[i].weights, product);
+    reduce_logits(product_of(slices[i], product, row_scale), num_rows, slices[i].weights.n, first, scale, softcap,
+                  *reduction);
+  }
+}

@@ -1,0 +1,62 @@
+"""All layers in one call into the kernels: the same bytes as layer by layer, and only where all of a layer is in it."""
+
+import copy
+
+import pytest
+import torch
+
+from batchinfer.models.fused.families import FAMILIES
+from batchinfer_kernels.cpu import get_ops
+from tests.engine.small_decoder import NumbersTokenizer, logits_of, make_forward, small_model
+
+OWN_WAY = {"gemma2", "gemma3_text", "olmo2", "mixtral", "qwen3_moe"}
+"""Norms after blocks or over all heads, and experts."""
+
+
+@pytest.fixture(autouse=True)
+def _own_products(monkeypatch):
+    """As on a CPU whose tiles make them the faster ones."""
+    monkeypatch.setattr(get_ops(), "_packs", True)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_layers_in_one_call_give_the_same_bytes(family, quantization):
+    """Chunked prefill, a neighbour and decode steps; float32 queries with INT8 weights too."""
+    model = small_model(family, hidden_size=64, intermediate_size=128, head_dim=16)
+    for dtype in (torch.bfloat16, torch.float32) if quantization == "int8" else (torch.bfloat16,):
+        forward, attention = make_forward(
+            copy.deepcopy(model), dtype, quantization=quantization, tokenizer=NumbersTokenizer()
+        )
+        decoder = forward._decoder
+        assert (decoder._program is None) == (family in OWN_WAY)
+        together = logits_of(forward, attention)[0]
+        decoder._program = None
+        one_by_one = logits_of(*_again(forward, attention))[0]
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(together, one_by_one, strict=True))
+
+
+def _again(forward, attention):
+    for layer in attention.kv_cache.layers:  # nothing that was written before may help
+        layer.keys.zero_()
+        layer.values.zero_()
+    return forward, attention
+
+
+def test_the_parts_of_a_step_are_timed():
+    forward, attention = make_forward(small_model("llama", intermediate_size=128), torch.bfloat16)
+    forward._num_calls = 31  # the next one is looked at
+    logits_of(forward, attention)
+    spent = forward.profile()
+    assert all(spent[f"{part}_ns"] > 0 for part in ("gemm", "attention", "elementwise", "head"))
+    assert sum(spent[f"{part}_ns"] for part in ("gemm", "attention", "elementwise", "head")) <= spent["profiled_ns"]
+
+
+def test_a_position_outside_of_the_table_is_refused():
+    forward, attention = make_forward(small_model("llama", intermediate_size=128), torch.bfloat16)
+    program = forward._decoder._program
+    from batchinfer.engine.attention_groups import Span
+
+    context = attention.context([Span(0, 0, 1, [0])], 1)
+    with pytest.raises(ValueError, match="outside"):
+        program(torch.zeros(1, 64), torch.tensor([10**6]), context)
