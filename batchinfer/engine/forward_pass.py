@@ -203,11 +203,11 @@ class LayerKernels:
     """Why the kernels cannot run a decoder; None if they can."""
 
 
-def _layer_kernels(attention: AttentionBackend, loaded: LoadedModel, peers: Peers | None) -> LayerKernels | None:
-    """None if there are none beside this attention; on a GPU, ranks share transformers' modules."""
+def _layer_kernels(attention: AttentionBackend, loaded: LoadedModel) -> LayerKernels | None:
+    """None if there are none beside this attention."""
     if isinstance(attention, NativeAttention):
         return LayerKernels(attention.ops, attention.dtype)
-    if attention.name != "triton" or peers is not None:
+    if attention.name != "triton":
         return None
     from batchinfer.engine import triton_layers  # noqa: PLC0415 -- needs Triton
 
@@ -232,7 +232,7 @@ def choose_forward(
     Raises:
         ModelError: quantisation is asked for, and the model has no fused layers to quantise.
     """
-    kernels = _layer_kernels(attention, loaded, peers)
+    kernels = _layer_kernels(attention, loaded)
     spec = None if kernels is None else describe(loaded.model, layers, loaded.max_model_len)
     reason = None if kernels is None or spec is None else kernels.why_not(spec)
     if kernels is not None and spec is not None and reason is None:

@@ -47,7 +47,7 @@ is rounded from its weights alone.
 
 ## Several devices
 
-`--tensor-parallel-size` divides {parallel}; on a GPU too, in transformers' modules. Not {undivided}; all other families run
+`--tensor-parallel-size` divides {parallel}; on a GPU too, in fused layers. Not {undivided}; all other families run
 on one device.
 """
 

@@ -14,7 +14,7 @@ from batchinfer.models.folder import defer_folder_part
 from batchinfer.models.gguf import load_gguf_model
 from batchinfer.models.gguf_file import GgufFile
 from batchinfer.models.parallel.shard import PARALLEL_FAMILIES, Division, Shard, why_undivided
-from tests.engine.small_decoder import CPU, forward_of, logits_of, make_forward, probed, small_model
+from tests.engine.small_decoder import CPU, STEPS, forward_of, logits_of, make_forward, probed, small_model
 from tests.engine.test_gguf import tiny
 from tests.engine.thread_ranks import run_ranks
 from tests.gguf_writer import write_gguf
@@ -36,7 +36,9 @@ def part_of(folder, shard, dtype=torch.float32):
     return defer_folder_part(folder, config, shard, attn_implementation="eager", dtype=dtype)
 
 
-def parallel_logits(folder, size, dtype=torch.float32, block_size=16, name="fused", quantization="none", **settings):
+def parallel_logits(
+    folder, size, dtype=torch.float32, block_size=16, name="fused", quantization="none", steps=STEPS, **settings
+):
     """Logits of rank 0, and the best words of each rank."""
 
     # not in the threads: transformers sets the process's default dtype while it builds a model
@@ -56,7 +58,7 @@ def parallel_logits(folder, size, dtype=torch.float32, block_size=16, name="fuse
                 output = type(output)(output.best, output.best_index, output.kept, _one_hot(output.best_index))
             return output
 
-        return logits_of(spy, attention), best
+        return logits_of(spy, attention, steps=steps), best
 
     (found, best), *others = run_ranks(size, work, **settings)
     for _, other in others:

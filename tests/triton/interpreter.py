@@ -23,6 +23,7 @@ import numpy as np
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated, so before any kernel module is imported
 
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as stock
 
 Builder = stock.InterpreterBuilder
@@ -42,6 +43,8 @@ class Launch:
         self.reachable: list[tuple[int, int]] = []
         """Extents of what kernels find by an address in a tensor; tests add to it with :func:`reach`."""
         self.stores: dict[tuple[int, int, int], list[np.ndarray]] = {}
+        self.has_other = False
+        """Whether the load that runs gave an ``other``: the stock interpreter drops one that is a single zero."""
 
     def begin(self) -> None:
         """Forget the launch before."""
@@ -103,6 +106,7 @@ def install() -> None:
     _patch_arithmetic()
     _patch_dot()
     _patch_memory()
+    _patch_other()
     stock.interpreter_builder.options = stock.InterpreterOptions(debug=True, sanitize_overflow=False)
 
 
@@ -219,7 +223,7 @@ def _patch_memory() -> None:
 
     def load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **kwargs: Any) -> Any:
         _check_bounds(pointers, mask, "load")
-        if other is None and not mask.data.all():
+        if other is None and not launch.has_other and not mask.data.all():
             other = _poison(pointers)
         return stock_load(self, pointers, mask, other, *rest, **kwargs)
 
@@ -240,6 +244,19 @@ def _patch_memory() -> None:
     Builder.create_atomic_rmw, Builder.create_splat = atomic, splat
     for name in POINTER_KEEPING:
         setattr(Builder, name, _keeping_origin(getattr(Builder, name)))
+
+
+def _patch_other() -> None:
+    stock_load = TritonSemantic._load_legacy
+
+    def load(self: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        launch.has_other = other is not None
+        try:
+            return stock_load(self, ptr, mask, other, *rest)
+        finally:
+            launch.has_other = False
+
+    TritonSemantic._load_legacy = load
 
 
 def _extent(tensor: Any) -> tuple[int, int]:

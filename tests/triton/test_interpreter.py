@@ -46,6 +46,14 @@ def masked_kernel(source, out, n, N: tl.constexpr):
 
 
 @jit()
+def single_lane_kernel(x_ptr, out_ptr):
+    i = tl.arange(0, 1)
+    tl.store(out_ptr + i, tl.load(x_ptr + i, mask=i > 0, other=0.0))
+    tl.store(out_ptr + 1 + i, tl.load(x_ptr + i, mask=i > 0, other=7.0))
+    tl.store(out_ptr + 2 + i, tl.load(x_ptr + i, mask=i > 0))
+
+
+@jit()
 def load_at_kernel(source, neighbour, out, offset):
     tl.store(out, tl.load(source + offset))
 
@@ -159,6 +167,14 @@ def test_masked_lanes_without_other_are_poison(dtype, poison):
     masked_kernel[(1,)](torch.ones(16, dtype=dtype), out, 5, 16)
     assert torch.equal(out[:5], torch.ones(5, dtype=dtype))
     torch.testing.assert_close(out[5:], torch.full((11,), poison, dtype=dtype), equal_nan=True)
+
+
+def test_a_single_masked_lane_keeps_the_zero_that_it_was_given():
+    """The stock interpreter takes a zero that is alone for nothing."""
+    out = torch.full((3,), 5.0)
+    single_lane_kernel[(1,)](torch.ones(1), out)
+    assert torch.equal(out[:2], torch.tensor([0.0, 7.0]))
+    assert out[2].isnan()
 
 
 @pytest.mark.parametrize("offset", [-1, 8, 9])

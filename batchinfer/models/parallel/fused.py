@@ -29,7 +29,7 @@ def share_layer(layer: FusedLayer, peers: Peers) -> FusedLayer:
 
 
 class SummedLinear(WrappedLinear):
-    """A product of which each rank has a share of the inputs."""
+    """A product of which each rank has a share of the inputs; the shares are exchanged in the type that they come in."""
 
     def __init__(self, inner: Linear, peers: Peers) -> None:
         super().__init__(inner)
@@ -106,7 +106,7 @@ class SharedHead:
         # a float32 is a double exactly: one exchange carries all three
         words = torch.where(own.best_index < 0, -1, own.best_index + self._words.start)
         packed = torch.stack([own.best.double().view(torch.int64), words, own.has_nan.long()])
-        merged = LogitsReduction(num_rows, kept=kept)
+        merged = LogitsReduction(num_rows, kept=kept, device=own.best.device)
         for best, index, has_nan in self._peers.all_gather(packed):
             value = best.view(torch.float64).float()
             is_better = value > merged.best  # not where equal: the lower word wins
