@@ -6,7 +6,8 @@ Starts a server on a database of its own (SQLite unless ``--database-url`` names
 with jobs, commits parts of them all the time as workers do, and lets clients poll ``GET /v1/jobs/{id}`` over connections
 that stay open. With a ``--rate`` polls are due at fixed times and latency counts from then, so that a server that lags
 is not spared; without one (0) each client asks again at once. CPU time is the server's alone, read before and after.
-Clients and writer share the machine with the server: the rate is a lower bound of what it does alone.
+Clients and committing workers are processes of their own, but share the machine with the server: the rate is a lower
+bound of what it does alone.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import psutil
+import uvloop
 
 from batchinfer.jobs.leases import PartCommit, ShardPlan
 from batchinfer.jobs.records import RowCounts
@@ -32,23 +34,18 @@ from batchinfer.jobs.service import JobService
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.types import Usage
 from benchmarks.machine import machine
+from benchmarks.poll_client import PollClient, Polls
 
 if TYPE_CHECKING:
-    from batchinfer.jobs.leases import Lease
+    from multiprocessing.sharedctypes import Synchronized
+    from multiprocessing.synchronize import Event
 
 WORKER = "benchmark"
 COMMITS_A_SECOND = 20
 """Parts committed a second while clients poll: what a few busy workers do."""
 ROWS_A_SHARD = 1_000_000
-
-
-@dataclass(slots=True)
-class Polls:
-    """What clients saw."""
-
-    milliseconds: list[float] = field(default_factory=list)
-    statuses: dict[int, int] = field(default_factory=dict)
-    num_bytes: int = 0
+WARM_SECONDS = 1.0
+"""Polls before those that count: statements are compiled, threads started, answers kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +67,32 @@ class Report:
     server_cpu_ms_per_request: float
     server_cpu_share: float
     """Cores that the server kept busy."""
+    clients_cpu_ms_per_request: float
+    """What is to be taken off the machine's cores before they can be said to be the server's."""
     bytes_per_answer: float
     statuses: dict[int, int]
     commits: int
+    """Parts that workers committed in that time."""
 
 
 class Server:
-    """``batchinfer serve`` as a process; a context manager."""
+    """``batchinfer serve`` as a process; a context manager that gives its port."""
 
     def __init__(self, database_url: str, home: Path) -> None:
         program = [sys.executable, "-c", "from batchinfer.cli.main import main; main()"]
         environment = os.environ | {"BATCHINFER_DATABASE_URL": database_url, "BATCHINFER_HOME": str(home)}
-        self.process = subprocess.Popen(
-            [*program, "serve", "--port", "0"], env=environment, stderr=subprocess.PIPE, text=True
-        )
+        # a file: reading a line a request would cost the clients more than their polls do
+        self._log = home / "serve.log"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen([*program, "serve", "--port", "0"], env=environment, stderr=log)
 
     def __enter__(self) -> int:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if "batchinfer serves http" in line:
-                # whoever does not read what a process says stops it in the end
-                threading.Thread(target=self.process.stderr.read, daemon=True).start()
-                return int(line.split("/v1")[0].rpartition(":")[2])
-        raise RuntimeError("the server ended before it served; run `batchinfer serve` to see why")
+        while self.process.poll() is None:
+            head, is_there, _ = self._log.read_text().partition("/v1/jobs, documentation")
+            if is_there:
+                return int(head.rpartition(":")[2])
+            time.sleep(0.05)
+        raise RuntimeError(f"the server ended before it served: {self._log.read_text()[-2000:]}")
 
     def __exit__(self, *_: object) -> None:
         self.process.terminate()
@@ -105,35 +105,49 @@ class Server:
 
 
 class Workers:
-    """Leases shards and commits parts in a thread, as running workers do; a context manager."""
+    """A process that leases shards and commits parts, as running workers do; a context manager."""
 
-    def __init__(self, service: JobService, num_jobs: int) -> None:
-        self._ledger = service.ledger
-        self._leases = [lease for _ in range(num_jobs) if (lease := self._lease()) is not None]
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._commit)
-        self.commits = 0
+    def __init__(self, database_url: str, num_jobs: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._commits, self._stopping = spawn.Value("i", -1), spawn.Event()
+        arguments = (database_url, num_jobs, self._commits, self._stopping)
+        self._process = spawn.Process(target=_work, args=arguments, daemon=True)
 
-    def _lease(self) -> Lease | None:
-        return self._ledger.lease_shard(WORKER, lease_seconds=3600)
-
-    def _commit(self) -> None:
-        while not self._stopping.wait(1 / COMMITS_A_SECOND):
-            lease = self._leases[self.commits % len(self._leases)]
-            part = PartCommit(
-                path=f"/part-{self.commits}", num_rows=10, counts=RowCounts(succeeded=10), usage=Usage(900, 100, 200),
-                device_ns=10**7,
-            )  # fmt: skip
-            self._ledger.commit_part(lease.attempt_id, part)
-            self.commits += 1
+    @property
+    def commits(self) -> int:
+        """Parts committed so far; -1 before it has its leases."""
+        return int(self._commits.value)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._process.start()
+        while self.commits < 0 and self._process.is_alive():
+            time.sleep(0.05)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self._thread.join()
+        self._process.join()
+
+    def check(self) -> None:
+        """Refuse to report of jobs that stood still. Raises RuntimeError."""
+        if not self._process.is_alive():
+            raise RuntimeError("the process that commits parts has ended; its error is above")
+
+
+def _work(database_url: str, num_jobs: int, commits: Synchronized[int], stopping: Event) -> None:
+    service = JobService.connect(database_url, "memory://")
+    ledger = service.ledger
+    leases = [lease for _ in range(num_jobs) if (lease := ledger.lease_shard(WORKER, lease_seconds=3600)) is not None]
+    commits.value = 0
+    while not stopping.wait(1 / COMMITS_A_SECOND):
+        lease = leases[commits.value % len(leases)]
+        part = PartCommit(
+            path=f"/part-{commits.value}", num_rows=10, counts=RowCounts(succeeded=10), usage=Usage(900, 100, 200),
+            device_ns=10**7,
+        )  # fmt: skip
+        ledger.commit_part(lease.attempt_id, part)
+        commits.value += 1
+    service.close()
 
 
 def fill(service: JobService, folder: Path, num_jobs: int) -> list[str]:
@@ -156,54 +170,20 @@ def fill(service: JobService, folder: Path, num_jobs: int) -> list[str]:
     return ids
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[int, str | None, int]:
-    """Status, ETag and size of the body of one answer."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode()
-    lines = head.split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-    status = int(lines[0].split()[1])
-    length = int(headers.get("content-length", 0))
-    if length:
-        await reader.readexactly(length)
-    return status, headers.get("etag"), length
-
-
-async def poll(  # noqa: PLR0917 -- one client's share of the arguments
-    port: int, job_ids: list[str], polls: Polls, end: float, period: float, is_conditional: bool
-) -> None:
-    """One client: its jobs in turn, over one connection, until the end."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    tags: dict[str, str] = {}
-    due, number = time.perf_counter(), 0
-    while due < end:
-        if (wait := due - time.perf_counter()) > 0:
-            await asyncio.sleep(wait)
-        job_id = job_ids[number % len(job_ids)]
-        condition = f"If-None-Match: {tags[job_id]}\r\n" if is_conditional and job_id in tags else ""
-        writer.write(f"GET /v1/jobs/{job_id} HTTP/1.1\r\nHost: localhost\r\n{condition}\r\n".encode())
-        status, tag, size = await _answer(reader)
-        polls.milliseconds.append((time.perf_counter() - due) * 1e3)
-        polls.statuses[status] = polls.statuses.get(status, 0) + 1
-        polls.num_bytes += size
-        if tag is not None:
-            tags[job_id] = tag
-        number += 1
-        due = due + period if period else time.perf_counter()
-    writer.close()
-    await writer.wait_closed()
-
-
 async def _poll_all(port: int, job_ids: list[str], seconds: float, options: argparse.Namespace) -> Polls:
     polls = Polls()
     period = options.clients / options.rate if options.rate else 0.0
-    end = time.perf_counter() + seconds
     clients = []
-    for client in range(options.clients):
-        mine = job_ids[client % len(job_ids) :: options.clients] or job_ids
-        clients.append(asyncio.create_task(poll(port, mine, polls, end, period, options.conditional)))
+    for number in range(options.clients):
+        mine = job_ids[number % len(job_ids) :: options.clients] or job_ids
+        client = PollClient(mine, polls, period=period, is_conditional=options.conditional)
+        await asyncio.get_running_loop().create_connection(lambda client=client: client, "127.0.0.1", port)
+        clients.append(client)
+    started = time.perf_counter()
+    for number, client in enumerate(clients):
         # due times lie evenly between each other, as those of strangers do
-        await asyncio.sleep(period / options.clients)
-    await asyncio.gather(*clients)
+        client.start(started + number * period / options.clients, started + seconds)
+    await asyncio.gather(*(client.done for client in clients))
     return polls
 
 
@@ -214,13 +194,15 @@ def measure(options: argparse.Namespace) -> Report:
         url = options.database_url or f"sqlite:///{folder / 'b.db'}"
         service = JobService.connect(url, "memory://")
         job_ids = fill(service, folder, options.jobs)
-        server = Server(url, folder)
-        with server as port, Workers(service, max(1, options.jobs // 10)) as workers:
-            asyncio.run(_poll_all(port, job_ids, 1.0, options))  # compiles statements, opens connections
-            cpu, started = server.cpu_seconds(), time.perf_counter()
-            polls = asyncio.run(_poll_all(port, job_ids, options.seconds, options))
-            seconds, cpu = time.perf_counter() - started, server.cpu_seconds() - cpu
         service.close()
+        server = Server(url, folder)
+        with server as port, Workers(url, max(1, options.jobs // 10)) as workers:
+            uvloop.run(_poll_all(port, job_ids, WARM_SECONDS, options))
+            cpu, own, commits, started = server.cpu_seconds(), time.process_time(), workers.commits, time.perf_counter()
+            polls = uvloop.run(_poll_all(port, job_ids, options.seconds, options))
+            seconds, cpu, own = time.perf_counter() - started, server.cpu_seconds() - cpu, time.process_time() - own
+            commits = workers.commits - commits
+            workers.check()
     times = sorted(polls.milliseconds)
     number = len(times)
     return Report(
@@ -229,7 +211,7 @@ def measure(options: argparse.Namespace) -> Report:
         p50_ms=round(times[number // 2], 2), p95_ms=round(times[number * 95 // 100], 2),
         p99_ms=round(times[number * 99 // 100], 2), max_ms=round(times[-1], 2),
         server_cpu_ms_per_request=round(cpu * 1e3 / number, 3), server_cpu_share=round(cpu / seconds, 2),
-        bytes_per_answer=round(polls.num_bytes / number, 1), statuses=polls.statuses, commits=workers.commits,
+        clients_cpu_ms_per_request=round(own * 1e3 / number, 3), bytes_per_answer=round(polls.num_bytes / number, 1), statuses=polls.statuses, commits=commits,
     )  # fmt: skip
 
 
