@@ -16,6 +16,7 @@ from batchinfer.api.device_speeds import no_table
 from batchinfer.api.errors import install_error_handlers
 from batchinfer.api.metrics import MetricsMiddleware, ServerMetrics
 from batchinfer.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from batchinfer.api.poll_middleware import PollMiddleware
 from batchinfer.api.polling import Poller
 from batchinfer.api.rate_limit import RateLimitMiddleware, choose_buckets
 from batchinfer.api.routes import (
@@ -106,6 +107,7 @@ def create_app(
     app.state.metrics = ServerMetrics(lambda: app.state.service)
     install_error_handlers(app)
     # the last one added is the outermost
+    app.add_middleware(PollMiddleware, service=lambda: app.state.service, poller=lambda: app.state.poller)
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes, streamed=[files.UPLOAD])
     app.add_middleware(RateLimitMiddleware, buckets=buckets, default=settings.rate_per_minute)
     app.add_middleware(AccessMiddleware, gate=Gate(lambda: app.state.service, access, now))

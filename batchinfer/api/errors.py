@@ -43,6 +43,8 @@ _STATUSES: dict[type[BatchInferError], HTTPStatus] = {
     FencedError: HTTPStatus.CONFLICT,
     TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
 }
+DATABASE_IS_AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
+"""What is answered with 503."""
 RETRY_AFTER_SECONDS = 2
 """What a client is told when the database is away: SQLite's writers and a failover are done in about that time."""
 
@@ -157,5 +159,5 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(BatchInferError, _on_batchinfer_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
-    for kind in (OperationalError, InterfaceError, PoolTimeoutError):
+    for kind in DATABASE_IS_AWAY:
         app.add_exception_handler(kind, _on_database_error)

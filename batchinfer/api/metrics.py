@@ -90,11 +90,17 @@ class ServerMetrics:
             "batchinfer_http_request_duration_seconds", "Time to the end of the answer.", ("method", "route"),
             buckets=BUCKETS, registry=self.registry,
         )  # fmt: skip
+        self._kept: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        """By method, route and status, as the library keeps them too, but found without looking at each label."""
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request is answered."""
-        self._requests.labels(method, route, str(status)).inc()
-        self._seconds.labels(method, route).observe(seconds)
+        kept = self._kept.get((method, route, status))
+        if kept is None:
+            kept = (self._requests.labels(method, route, str(status)), self._seconds.labels(method, route))
+            self._kept[method, route, status] = kept
+        kept[0].inc()
+        kept[1].observe(seconds)
 
 
 class MetricsMiddleware:

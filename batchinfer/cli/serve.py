@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import click
 
 from batchinfer import tracing
 from batchinfer.cli.connect import load_settings, log_format_option, open_service, set_up_logs
+from batchinfer.cli.request_log import requests_logged_together
 from batchinfer.errors import UserError
 
 if TYPE_CHECKING:
@@ -89,4 +91,7 @@ def _serve(settings: Settings, service: JobService, listener: socket.socket, acc
     # uvicorn stops in order at a signal, and then raises it again; having stopped in order is success
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[listener])
+    # what is there now stays: looking through all of it for garbage holds up requests for a tenth of a second
+    gc.freeze()
+    with requests_logged_together():
+        uvicorn.Server(config).run(sockets=[listener])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import create_engine, event
+from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -13,9 +14,10 @@ from batchinfer.errors import InvalidSpecError
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Engine
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite statement waits for another process's write transaction."""
@@ -31,6 +33,9 @@ POSTGRESQL_OPTIONS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+
+POOL = {"pool_size": 10, "max_overflow": 20}
+"""More connections than threads that poll: one above ``pool_size`` is opened and closed each time, even to a file."""
 
 READ_ONLY = {"batchinfer_read_only": True}
 
@@ -49,7 +54,7 @@ def create_db_engine(url: str | URL) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         return _create_sqlite(parsed)
     # READ COMMITTED, the default: the ledger's statements compare and set, and lock what they read before
-    return create_engine(parsed, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=POSTGRESQL_OPTIONS)
+    return create_engine(parsed, pool_pre_ping=True, **POOL, connect_args=POSTGRESQL_OPTIONS)
 
 
 def _parse(url: str | URL) -> URL:
@@ -76,7 +81,7 @@ def _create_sqlite(url: URL) -> Engine:
     Path(url.database).expanduser().parent.mkdir(parents=True, exist_ok=True)
     url = url.set(database=str(Path(url.database).expanduser()))
     # autocommit at the driver, so that BEGIN is ours to say
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S, "isolation_level": None})
+    engine = create_engine(url, **POOL, connect_args={"timeout": BUSY_TIMEOUT_S, "isolation_level": None})
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -95,8 +100,12 @@ def _configure_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    read_only = connection.get_execution_options().get("batchinfer_read_only", False)
-    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+    if connection.get_execution_options().get("batchinfer_read_only", False):
+        # not through SQLAlchemy, which takes as long as a query for it; a plain BEGIN locks nothing and cannot fail
+        driver: Any = connection.connection.driver_connection
+        driver.execute("BEGIN")
+    else:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def write_transaction(engine: Engine) -> AbstractContextManager[Connection]:
@@ -104,6 +113,15 @@ def write_transaction(engine: Engine) -> AbstractContextManager[Connection]:
     return engine.begin()
 
 
-def read_transaction(engine: Engine) -> AbstractContextManager[Connection]:
-    """Open a transaction that only reads: on SQLite it neither waits for a writer nor holds one up."""
-    return engine.execution_options(**READ_ONLY).begin()
+@contextmanager
+def read_transaction(source: Engine | Connection) -> Iterator[Connection]:
+    """Open a transaction that only reads: on SQLite it neither waits for a writer nor holds one up.
+
+    With a connection it is the one that is open there: what several functions read is then read at once.
+    """
+    if isinstance(source, Connection):
+        yield source
+        return
+    # the option is the connection's: an engine with it, made each time, would cost more than a small query
+    with source.connect().execution_options(**READ_ONLY) as connection, connection.begin():
+        yield connection

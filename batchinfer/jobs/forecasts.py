@@ -113,18 +113,20 @@ class Forecasts(LedgerBase):
 
     def forecast_of(self, job_id: str) -> tuple[Mapping[str, Any], Outcome | None] | None:
         """What was expected of a job, and how it came out once it has."""
+        return self._read(lambda connection, _: _forecast(connection, job_id))
 
-        def work(connection: Connection, _now: datetime) -> tuple[Mapping[str, Any], Outcome | None] | None:
-            row = connection.execute(select(ForecastRow).where(ForecastRow.job_id == job_id)).one_or_none()
-            return None if row is None else (row.predicted, None if row.outcome is None else _outcome(row))
+    def deadline_chance(
+        self, job: JobRecord, speed: Speed, now: datetime, *, connection: Connection | None = None
+    ) -> float | None:
+        """How likely a job finishes in time, see :func:`~batchinfer.jobs.deadlines.chance_in_time`.
 
-        return self._read(work)
-
-    def deadline_chance(self, job: JobRecord, speed: Speed, now: datetime) -> float | None:
-        """How likely a job finishes in time, see :func:`~batchinfer.jobs.deadlines.chance_in_time`."""
+        With a ``connection`` what it needs is read there.
+        """
         if job.deadline_at is None or job.finished_at is not None:
             return None
-        found = None if speed.eta_seconds else self.forecast_of(job.id)
+        found = None
+        if not speed.eta_seconds:
+            found = self.forecast_of(job.id) if connection is None else _forecast(connection, job.id)
         return chance_in_time(job, speed, None if found is None else found[0], now)
 
     def past_of(self, tenant_id: str, spec: JobSpec) -> Past:
@@ -139,6 +141,11 @@ class Forecasts(LedgerBase):
             return Past(tuple(map(_outcome, alike)), tuple(map(_outcome, model)))
 
         return self._read(work)
+
+
+def _forecast(connection: Connection, job_id: str) -> tuple[Mapping[str, Any], Outcome | None] | None:
+    row = connection.execute(select(ForecastRow).where(ForecastRow.job_id == job_id)).one_or_none()
+    return None if row is None else (row.predicted, None if row.outcome is None else _outcome(row))
 
 
 def likeness(spec: JobSpec) -> str:

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from batchinfer.jobs.caller import Caller
 
 T = TypeVar("T")
+
+# made once: building a query of so many columns costs as much as running it
+_JOB = select(Job).where(Job.id == bindparam("job_id"))
+_LOCKED_JOB = _JOB.with_for_update(key_share=True)
 
 _TRANSIENT_STATES = frozenset({"25P03", "40001", "40P01", "53300", "57P01", "57P02", "57P03"})
 """PostgreSQL: a session that slept in a transaction, serialization failure, deadlock, too many connections, and three
@@ -119,12 +123,12 @@ class LedgerBase:
 
     @staticmethod
     def _find_job(connection: Connection, job_id: str, *, lock: bool = False, caller: Caller | None = None) -> Row[Any]:
-        query = select(Job).where(Job.id == job_id)
-        if caller is not None:
-            query = caller.only(query, Job.tenant_id)
-        job = connection.execute(query.with_for_update(key_share=True) if lock else query).one_or_none()
+        missing = f"no job {job_id}; `batchinfer ls` lists them"
+        job = connection.execute(_LOCKED_JOB if lock else _JOB, {"job_id": job_id}).one_or_none()
         if job is None:
-            raise NotFoundError(f"no job {job_id}; `batchinfer ls` lists them", param="job_id")
+            raise NotFoundError(missing, param="job_id")
+        if caller is not None:
+            caller.check_sees(job.tenant_id, missing, param="job_id")
         return job
 
     def _fence(self, connection: Connection, attempt_id: int) -> tuple[Row[Any], Row[Any], Row[Any]]:

@@ -11,7 +11,7 @@ from batchinfer.db.types import storable
 from batchinfer.errors import ConflictError
 from batchinfer.jobs.caller import DEFAULT_TENANT
 from batchinfer.jobs.ids import new_job_id
-from batchinfer.jobs.ledger_base import LedgerBase, insert_once
+from batchinfer.jobs.ledger_base import LedgerBase, T, insert_once
 from batchinfer.jobs.ledger_rows import (
     attempt_record,
     error_sample,
@@ -91,9 +91,16 @@ class Jobs(LedgerBase):
 
     def get_job(self, job_id: str, caller: Caller | None = None) -> JobRecord:
         """A job, if the caller may see it; workers ask without one. Raises NotFoundError."""
+        return self.look_at_job(job_id, caller, lambda _, job: job)
 
-        def work(connection: Connection, _now: datetime) -> JobRecord:
-            return job_record(self._find_job(connection, job_id, caller=caller))
+    def look_at_job(self, job_id: str, caller: Caller | None, look: Callable[[Connection, JobRecord], T]) -> T:
+        """What ``look(connection, job)`` makes of a job and of what it reads in the same transaction.
+
+        Raises NotFoundError; after a transient failure it looks again.
+        """
+
+        def work(connection: Connection, _now: datetime) -> T:
+            return look(connection, job_record(self._find_job(connection, job_id, caller=caller)))
 
         return self._read(work)
 

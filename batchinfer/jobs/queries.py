@@ -11,13 +11,14 @@ from sqlalchemy import JSON, Text, bindparam, cast, func, select
 from batchinfer.db.session import read_transaction
 from batchinfer.db.tables import Job, Part, RowErrorRow, Shard, StoredFile, WebhookDeliveryRow, Worker
 from batchinfer.db.tables.webhooks import IS_PENDING
+from batchinfer.db.types import UtcDateTime
 from batchinfer.errors import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
 
     from batchinfer.jobs.caller import Caller
 
@@ -53,40 +54,45 @@ _SAME_FOR_EVER = frozenset(
     {"spec", "spec_hash", "body_hash", "idempotency_key", "fingerprint", "model_revision", "max_attempts"}
 )
 """Columns that no view shows, or that never change; as are those of the planner's and finalizer's lease."""
-_VERSION = select(
+_VERSIONS = select(
     Job.id,
     Job.tenant_id,
-    Job.finished_at,
-    # JSON as text: nobody looks into it
+    Job.finished_at.is_not(None),
+    # as text what costs time to read: nobody looks into it
     *(
-        cast(column, Text) if isinstance(column.type, JSON) else column
+        cast(column, Text) if isinstance(column.type, JSON | UtcDateTime) else column
         for column in Job.__table__.columns
         if column.name not in _SAME_FOR_EVER and not column.name.startswith("step_")
     ),
-).where(Job.id == bindparam("job_id"))
+).where(Job.id.in_(bindparam("job_ids", expanding=True)))
 
 
 def job_versions(engine: Engine, asked: Sequence[tuple[str, Caller]]) -> list[JobVersion | NotFoundError]:
-    """Of jobs that callers ask for, in one transaction: a job's row is read once by its key, and nothing parsed."""
+    """Of jobs that callers ask for, in one statement: a job's row is read once by its key, and nothing parsed."""
+    job_ids = list({job_id for job_id, _ in asked})
     with read_transaction(engine) as connection:
-        jobs = dict.fromkeys(job_id for job_id, _ in asked)
-        rows = {job_id: connection.execute(_VERSION, {"job_id": job_id}).one_or_none() for job_id in jobs}
+        rows = {row[0]: row for row in connection.execute(_VERSIONS, {"job_ids": job_ids})}
+    versions = {job_id: _version(row) for job_id, row in rows.items()}
     found: list[JobVersion | NotFoundError] = []
     for job_id, caller in asked:
         try:
-            found.append(_seen(rows[job_id], job_id, caller))
+            _check_seen(rows.get(job_id), job_id, caller)
+            found.append(versions[job_id])
         except NotFoundError as error:
             found.append(error)
     return found
 
 
-def _seen(row: Sequence[Any] | None, job_id: str, caller: Caller) -> JobVersion:
+def _check_seen(row: Sequence[Any] | None, job_id: str, caller: Caller) -> None:
     missing = f"no job {job_id}; `batchinfer ls` lists them"
     if row is None:
         raise NotFoundError(missing, param="job_id")
     caller.check_sees(row[1], missing, param="job_id")
+
+
+def _version(row: Sequence[Any]) -> JobVersion:
     digest = hashlib.blake2b(repr(tuple(row)).encode(errors="replace"), digest_size=9)
-    return JobVersion(digest.hexdigest(), row[2] is not None)
+    return JobVersion(digest.hexdigest(), bool(row[2]))
 
 
 def has_key(engine: Engine, stored_key: str) -> bool:
@@ -102,14 +108,17 @@ def has_file(engine: Engine, caller: Caller, location: str) -> bool:
         return connection.scalar(query.limit(1)) is not None
 
 
-def recent_work(engine: Engine, job_id: str, since: datetime) -> RecentWork:
+_RECENT = select(func.coalesce(func.sum(Part.num_rows), 0), func.coalesce(func.sum(Part.completion_tokens), 0)).where(
+    Part.id > select(func.max(Part.id)).scalar_subquery() - RECENT_PARTS,
+    Part.job_id == bindparam("job_id"),
+    Part.created_at >= bindparam("since"),
+)
+
+
+def recent_work(source: Engine | Connection, job_id: str, since: datetime) -> RecentWork:
     """Rows and generated tokens of the parts committed since a moment."""
-    newest = select(func.max(Part.id)).scalar_subquery()
-    query = select(func.coalesce(func.sum(Part.num_rows), 0), func.coalesce(func.sum(Part.completion_tokens), 0)).where(
-        Part.id > newest - RECENT_PARTS, Part.job_id == job_id, Part.created_at >= since
-    )
-    with read_transaction(engine) as connection:
-        rows, tokens = connection.execute(query).one()
+    with read_transaction(source) as connection:
+        rows, tokens = connection.execute(_RECENT, {"job_id": job_id, "since": since}).one()
     return RecentWork(int(rows), int(tokens))
 
 

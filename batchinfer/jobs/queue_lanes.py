@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 
 from batchinfer.db.session import read_transaction
 from batchinfer.db.tables import CLAIMABLE, RUNNING, Attempt, Job, Part, Shard, Worker
@@ -17,9 +17,10 @@ from batchinfer.jobs.status import JobState
 from batchinfer.jobs.views import QueueLane
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
-    from sqlalchemy import ColumnElement, Connection, Engine
+    from sqlalchemy import ColumnElement, Connection, Engine, Row
 
     from batchinfer.jobs.records import JobRecord
 
@@ -27,6 +28,9 @@ WORKER_SILENCE = timedelta(minutes=2)
 """A worker that is silent for longer is not counted as alive."""
 DEFAULT_DEVICE_NS = 1_000_000
 """Device time of a token where nothing has run lately, in nanoseconds: a guess, until the first part."""
+
+_RUNNING_OF = select(Attempt.id).where(Attempt.job_id == bindparam("job_id"), RUNNING).limit(1)
+_ALIVE = select(Worker.serves, Worker.models, Worker.stats).where(Worker.last_seen_at >= bindparam("since"))
 
 
 def queue_lanes(engine: Engine, now: datetime, *, target_seconds: float = 600.0) -> list[QueueLane]:
@@ -36,7 +40,7 @@ def queue_lanes(engine: Engine, now: datetime, *, target_seconds: float = 600.0)
     """
     with read_transaction(engine) as connection:
         waiting, running = _waiting(connection), _running(connection)
-        serving = _serving(connection, now - WORKER_SILENCE)
+        serving = _serving(_alive(connection, now - WORKER_SILENCE))
         cost = _device_ns_per_token(connection) if waiting or running else {}
     lanes = dict.fromkeys((*waiting, *running, *_loaded_lanes(serving)))
     found = []
@@ -60,21 +64,19 @@ def queue_lanes(engine: Engine, now: datetime, *, target_seconds: float = 600.0)
     return found
 
 
-def why_it_waits(engine: Engine, job: JobRecord, now: datetime) -> str | None:
+def why_it_waits(source: Engine | Connection, job: JobRecord, now: datetime) -> str | None:
     """Why none of a job's shards runs though they could, for people; None if that is not so."""
     if job.state not in (JobState.VALIDATING, JobState.QUEUED, JobState.IN_PROGRESS) or job.closing is not None:
         return None
     needs = needs_of(job.spec.pool, job.spec.device_kind)
-    with read_transaction(engine) as connection:
-        running = select(Attempt.id).where(Attempt.job_id == job.id, RUNNING).limit(1)
-        if connection.execute(running).one_or_none() is not None:
+    with read_transaction(source) as connection:
+        if connection.execute(_RUNNING_OF, {"job_id": job.id}).one_or_none() is not None:
             return None
-        serving = _serving(connection, now - WORKER_SILENCE)
-        alive = select(Worker.id).where(Worker.last_seen_at >= now - WORKER_SILENCE).limit(1)
-        is_anybody = connection.execute(alive).one_or_none() is not None
+        workers = _alive(connection, now - WORKER_SILENCE)
+    serving = _serving(workers)
     if not serving:
         ill = "the device of each live worker is not well, see `batchinfer workers`"
-        return ill if is_anybody else "no worker is running: start `batchinfer worker`"
+        return ill if workers else "no worker is running: start `batchinfer worker`"
     if job.state is JobState.VALIDATING:
         return "a worker has yet to read its input"
     if any(serves.can_serve(job.model, needs) or serves.job_id == job.id for serves, _ in serving):
@@ -132,11 +134,14 @@ def _device_ns_per_token(connection: Connection) -> dict[str | None, float]:
     return speeds
 
 
-def _serving(connection: Connection, since: datetime) -> list[tuple[Serves, tuple[str, ...]]]:
-    """Of workers that take shards: alive, and their device well."""
-    query = select(Worker.serves, Worker.models, Worker.stats).where(Worker.last_seen_at >= since)
-    rows = [row for row in connection.execute(query) if not row.stats.get("device_fault")]
-    return [(Serves.from_json(row.serves), tuple(row.models)) for row in rows]
+def _alive(connection: Connection, since: datetime) -> Sequence[Row[Any]]:
+    return connection.execute(_ALIVE, {"since": since}).all()
+
+
+def _serving(workers: Sequence[Row[Any]]) -> list[tuple[Serves, tuple[str, ...]]]:
+    """Of living workers those that take shards: their device is well."""
+    well = [row for row in workers if not row.stats.get("device_fault")]
+    return [(Serves.from_json(row.serves), tuple(row.models)) for row in well]
 
 
 def _loaded_lanes(serving: list[tuple[Serves, tuple[str, ...]]]) -> list[tuple[str, str]]:

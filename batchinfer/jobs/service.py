@@ -251,12 +251,19 @@ class JobService:
         return job_view(job, speed, self.ledger.deadline_chance(job, speed, now))
 
     def get(self, job_id: str) -> JobView:
-        """How a job stands. Raises NotFoundError."""
-        return self.view_alone(self.job(job_id))
+        """How a job stands, and why it waits. Raises NotFoundError."""
+        return self.get_with_record(job_id)[1]
 
-    def view_alone(self, job: JobRecord) -> JobView:
-        """How a job stands, and why it waits."""
-        return self.view(job).model_copy(update={"waits_for": why_it_waits(self.engine, job, self._now())})
+    def get_with_record(self, job_id: str) -> tuple[JobRecord, JobView]:
+        """A job's record, how it stands and why it waits, read in one transaction. Raises NotFoundError."""
+
+        def look(connection: Connection, job: JobRecord) -> tuple[JobRecord, JobView]:
+            now = self._now()
+            speed = measure_speed(connection, job, now)
+            view = job_view(job, speed, self.ledger.deadline_chance(job, speed, now, connection=connection))
+            return job, view.model_copy(update={"waits_for": why_it_waits(connection, job, now)})
+
+        return self.ledger.look_at_job(job_id, self.caller, look)
 
     def list_jobs(
         self,

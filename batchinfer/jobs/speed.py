@@ -12,7 +12,7 @@ from batchinfer.jobs.status import JobState
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
 
     from batchinfer.jobs.records import JobRecord
 
@@ -29,7 +29,7 @@ class Speed:
     eta_seconds: float | None = None
 
 
-def measure_speed(engine: Engine, job: JobRecord, now: datetime) -> Speed:
+def measure_speed(source: Engine | Connection, job: JobRecord, now: datetime) -> Speed:
     """Speed of the last two minutes while a job runs, of the whole run once it has ended."""
     if job.started_at is None:
         return Speed()
@@ -38,7 +38,7 @@ def measure_speed(engine: Engine, job: JobRecord, now: datetime) -> Speed:
     if job.state is not JobState.IN_PROGRESS:
         return Speed()
     since = max(job.started_at, now - WINDOW)
-    recent = queries.recent_work(engine, job.id, since)
+    recent = queries.recent_work(source, job.id, since)
     if not recent.num_rows:
         # slower than a row in two minutes, or a worker has just come back: the average is the best guess there is
         return _with_eta(whole_run_speed(job, now), job)

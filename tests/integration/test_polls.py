@@ -8,6 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from batchinfer.api import polling
 from batchinfer.api.access import Access
@@ -211,3 +213,75 @@ def test_slow_requests_do_not_keep_polls_waiting(app, service, job_id, monkeypat
             return answer
 
     assert asyncio.run(run()).json()["id"] == job_id
+
+
+def test_below_another_app_the_router_answers_as_the_short_way_does(app, client, job_id):
+    """The short way knows polls by their whole path; where that begins elsewhere, the route of the same name answers."""
+    above = TestClient(Starlette(routes=[Mount("/batch", app)]), base_url="http://localhost")
+
+    def both(path, **headers):
+        answers = client.get(path, headers=headers), above.get(f"/batch{path}", headers=headers)
+        told = {"content-type", "etag", "content-length"}
+        return [
+            (answer.status_code, answer.content, {name: answer.headers.get(name) for name in told})
+            for answer in answers
+        ]
+
+    short, long = both(f"/v1/jobs/{job_id}")
+    assert short == long
+    assert short[0] == 200
+    for etag in (short[2]["etag"], "*", '"x"'):
+        short, long = both(f"/v1/jobs/{job_id}", **{"If-None-Match": etag})
+        assert short == long
+        assert short[0] == (200 if etag == '"x"' else 304)
+    for unknown in ("job_nowhere", "a.b", "x" * 65):
+        short, long = both(f"/v1/jobs/{unknown}")
+        assert short == long
+        assert short[0] == 404
+
+
+def test_a_poll_is_surrounded_as_every_request_is(service, tmp_path):
+    """Its own id, the headers that browsers heed, and its turn counted: also where the answer is one that is kept."""
+    key = service.keys.create(Caller.operator(), tenant="default", role=Role.VIEWER, rate_per_minute=4)[1]
+    job_id = service.ledger.submit(make_spec(tmp_path))[0].id
+    with TestClient(create_app(Settings.load(), service=service, access=Access.KEYS)) as client:
+        answers = [poll(client, job_id, Authorization=f"Bearer {key}") for _ in range(3)]
+        etag = answers[0].headers["ETag"]
+        answers.append(poll(client, job_id, etag, Authorization=f"Bearer {key}", **{"X-Request-ID": "mine"}))
+        refused = poll(client, job_id, Authorization=f"Bearer {key}")
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 304]
+    assert [answer.headers["X-RateLimit-Remaining-Requests"] for answer in answers] == ["3", "2", "1", "0"]
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "15")
+    ids = [answer.headers.get_list("X-Request-ID") for answer in answers]
+    assert ids[-1] == ["mine"]
+    assert len({one for (one,) in ids}) == 4
+    for answer in answers:
+        assert answer.headers.get_list("Cache-Control") == ["no-store"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_polls_that_follow_each_other_closely_are_read_together_and_none_is_told_of_before_it_came(
+    app, service, tmp_path, statements
+):
+    """A hundred within a few reads' time; one sent after a change is told of it, though a read was under way."""
+    job_id = service.ledger.submit(make_spec(tmp_path))[0].id
+
+    async def run():
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        ):
+            await client.get(f"/v1/jobs/{job_id}")
+            early = []
+            for _ in range(10):
+                early.append(asyncio.create_task(client.get(f"/v1/jobs/{job_id}")))
+                await asyncio.sleep(0)
+            service.pause(job_id)
+            late = await client.get(f"/v1/jobs/{job_id}")
+            return [(await one).status_code for one in early], late.json()["state"]
+
+    codes, state = asyncio.run(run())
+    assert codes == [200] * 10
+    assert state == "paused"
+    assert len([statement for statement in statements if "IN (" in statement and "FROM jobs" in statement]) <= 4

@@ -1,9 +1,9 @@
 """Jobs: submit, poll, steer, fetch."""
 
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Header, Query, Request, Response
 
 from batchinfer.api.deps import (
     Files,
@@ -13,9 +13,6 @@ from batchinfer.api.deps import (
     Limit,
     RawBody,
     Service,
-    get_caller,
-    get_job_id,
-    get_service,
     plain_text,
 )
 from batchinfer.api.schemas import ErrorBody, ResumeBody, RetryBody, RetryView
@@ -26,6 +23,9 @@ from batchinfer.jobs.spec import JobSpec, parse_tag
 from batchinfer.jobs.status import JobState
 from batchinfer.jobs.views import CostView, ErrorPage, JobList, JobView, ResultsView, RowPage
 from batchinfer.types import RowStatus
+
+if TYPE_CHECKING:
+    from batchinfer.api.polling import Answer
 
 JOB_ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorBody, "description": "No such job."},
@@ -94,11 +94,12 @@ def list_jobs(  # noqa: PLR0917 -- FastAPI passes them by name
     )
 
 
-# what the other routes' dependencies do, by hand: for this route, which is asked most, they are a third of the time
-@router.get("/{job_id}", response_model=JobView, responses=_UNCHANGED, openapi_extra={"security": [{"HTTPBearer": []}]})
+# for the documentation, and for an app below another one: elsewhere PollMiddleware has answered before
+@router.get("/{job_id}", response_model=JobView, responses=_UNCHANGED)
 async def get_job(
-    job_id: Annotated[str, Path(description="Id of a job.")],
+    job_id: JobId,
     request: Request,
+    service: Service,
     if_none_match: Annotated[str | None, Header(description="The `ETag` that the caller has read.")] = None,
 ) -> Response:
     """Poll a job: state, rows, speed, time left, cost.
@@ -107,9 +108,8 @@ async def get_job(
     `If-Match`, too, which looks only at the part that names the version of what PATCH can change. Speed, time left and
     why a job waits may be a second old.
     """
-    service = await get_service(request, await get_caller(request))
-    answer: Response = await request.app.state.poller.answer(service, await get_job_id(job_id), if_none_match)
-    return answer
+    answer: Answer = await request.app.state.poller.answer(service, service.caller, job_id, if_none_match)
+    return answer.response(if_none_match)
 
 
 @router.patch("/{job_id}", responses=_CONFLICT | _CHANGED)
@@ -121,9 +121,9 @@ def change_job(
     With `If-Match: ETAG` only if nobody changed the job since it was read.
     """
     service.change(job_id, body, version=if_match)
-    job = service.job(job_id)
+    job, view = service.get_with_record(job_id)
     response.headers["ETag"] = f'"{version_of(job)}"'
-    return service.view_alone(job)
+    return view
 
 
 @router.post("/{job_id}/clone", status_code=202, responses=_CONFLICT)
