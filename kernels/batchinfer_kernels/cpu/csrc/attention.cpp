@@ -10,11 +10,13 @@ static void attend(const Plan& plan, const Cache& cache, const Attention& call) 
     Tile<C>(call, cache, (int)(i % heads), scratch(Tile<C>::floats(cache))).run(plan, items[i / heads], is_final);
   };
   if (!plan.partial_items.empty()) {  // else a barrier less
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (int64_t i = 0; i < (int64_t)plan.partial_items.size() * heads; i++) run(plan.partial_items, i, false);
+    Team::wait();
   }
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
   for (int64_t i = 0; i < (int64_t)plan.final_items.size() * heads; i++) run(plan.final_items, i, true);
+  Team::wait();
 }
 
 void attention(const Plan& plan, const Cache& cache, const Attention& call) {

@@ -2,6 +2,7 @@
 #pragma once
 #include "attention_plan.h"
 #include "layout.h"
+#include "team.h"
 
 namespace bi {
 

@@ -132,13 +132,16 @@ using namespace bi;
 BI_EXPORT void bi_decoder_layers(const Layer* layers, const Cache* caches, int64_t num_layers, Step* step, int threads) {
   std::atomic<int64_t> outside{0};
   Clock clock(step->spent);
+  Team team;
 #pragma omp parallel num_threads(threads)
   {
+    team.enter();
     Clock* mine = nullptr;
 #pragma omp master
     mine = &clock;
     for (int64_t i = 0; i < num_layers; i++)
       run_layer(layers[i], i ? &layers[i - 1].down : nullptr, caches[i], *step, outside, mine);
+    Team::leave();
   }
   step->outside = outside;
 }
@@ -148,10 +151,15 @@ BI_EXPORT void bi_decoder_layers(const Layer* layers, const Cache* caches, int64
 BI_EXPORT void bi_decoder_head(const Linear* slices, int64_t num_slices, const void* rows, const float* row_scale,
                                 int64_t num_rows, void* product, float scale, float softcap, const Reduction* reduction,
                                 int threads) {
+  Team team;
 #pragma omp parallel num_threads(threads)
-  for (int64_t i = 0, first = 0; i < num_slices; first += slices[i].weights.n, i++) {
-    multiply(rows, num_rows, slices[i].weights, product);
-    reduce_logits(product_of(slices[i], product, row_scale), num_rows, slices[i].weights.n, first, scale, softcap,
-                  *reduction);
+  {
+    team.enter();
+    for (int64_t i = 0, first = 0; i < num_slices; first += slices[i].weights.n, i++) {
+      multiply(rows, num_rows, slices[i].weights, product);
+      reduce_logits(product_of(slices[i], product, row_scale), num_rows, slices[i].weights.n, first, scale, softcap,
+                    *reduction);
+    }
+    Team::leave();
   }
 }

@@ -30,7 +30,7 @@ static inline vf gelu_tanh(vf x) {  // 0.5 x (1 + tanh(u)) = x / (1 + e^-2u)
 void rms_norm(const Source& in, void* residual, int32_t residual_kind, const Norm& norm, int64_t rows, int64_t n,
               const Sink& out) {
   const int64_t residual_bytes = n * (residual_kind == F32 ? 4 : 2);
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t m = 0; m < rows; m++) {
     float* x = scratch(n);
     load_row(in, m, 0, n, x);
@@ -40,10 +40,11 @@ void rms_norm(const Source& in, void* residual, int32_t residual_kind, const Nor
     for (int64_t i = 0; i < n; i++) x[i] = x[i] * k * (norm.weight[i] + norm.offset);
     emit_row(out, m, x, n);
   }
+  Team::wait();
 }
 
 void act_and_mul(const Source& in, int32_t activation, int64_t rows, int64_t n, const Sink& out) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t m = 0; m < rows; m++) {
     float* x = scratch(2 * n + 2 * W);
     float* up = x + (n + W - 1) / W * W;
@@ -55,15 +56,17 @@ void act_and_mul(const Source& in, int32_t activation, int64_t rows, int64_t n, 
       for (int64_t i = 0; i < n; i += W) store(x + i, gelu_tanh(load(x + i)) * load(up + i));
     emit_row(out, m, x, n);
   }
+  Team::wait();
 }
 
 void convert(const Source& in, int64_t rows, int64_t n, const Sink& out) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t m = 0; m < rows; m++) {
     float* x = scratch(n);
     load_row(in, m, 0, n, x);
     emit_row(out, m, x, n);
   }
+  Team::wait();
 }
 
 }  // namespace bi

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "team.h"
+
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__)
 #define BI_TILES 1
 #include <sys/syscall.h>
@@ -222,7 +224,7 @@ void multiply(const void* rows, int64_t num_rows, const Packed& w, void* out) {
 #if BI_DOTS
   if (w.kind == I8) rows = with_offset(rows, num_rows * bytes);
 #endif
-#pragma omp for schedule(dynamic, 4)
+#pragma omp for schedule(dynamic, 4) nowait
   for (int64_t i = 0; i < num_chunks * num_pairs; i++) {
     const int64_t first = i / num_pairs * cached, n = std::min(cached, num_rows - first);
     const char* from = (const char*)rows + first * bytes;
@@ -230,6 +232,7 @@ void multiply(const void* rows, int64_t num_rows, const Packed& w, void* out) {
     if (w.kind == I8) multiply_pair<true>(from, n, w, i % num_pairs, to);
     else multiply_pair<false>(from, n, w, i % num_pairs, to);
   }
+  Team::wait();
 }
 
 }  // namespace bi

@@ -68,7 +68,7 @@ static void keep_top(const float* x, int64_t n, int64_t first, float* values, in
 
 void reduce_logits(const Source& logits, int64_t rows, int64_t columns, int64_t first_column, float scale, float cap,
                    const Reduction& out) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t m = 0; m < rows; m++)
     for (int64_t c = 0; c < columns; c += CHUNK) {
       const int64_t n = columns - c < CHUNK ? columns - c : CHUNK;
@@ -95,6 +95,7 @@ void reduce_logits(const Source& logits, int64_t rows, int64_t columns, int64_t 
       if (out.top_values && most > out.top_values[m * out.k + out.k - 1])
         keep_top(x, n, first_column + c, out.top_values + m * out.k, out.top_indices + m * out.k, out.k);
     }
+  Team::wait();
 }
 
 }  // namespace bi

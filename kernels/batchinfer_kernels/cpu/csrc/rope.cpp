@@ -72,7 +72,7 @@ void rope_and_kv_write(const RopeCall& call, const Cache& c, const Sink& query_o
   const int dim = c.head_dim, half = rope.rotary_dim / 2, kv_heads = c.num_kv_heads;
   const int64_t q_width = (int64_t)call.num_q_heads * dim, k_width = (int64_t)kv_heads * dim;
   const int64_t v_width = (int64_t)kv_heads * c.v_head_dim, kv_width = k_width + v_width;
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t t = 0; t < call.tokens; t++) {
     const int64_t position = half ? call.positions[t] : 0, slot = call.slots[t];
     if ((half && (position < 0 || position >= call.num_positions)) || slot < -1 || slot >= c.num_blocks * c.block_size) {
@@ -104,6 +104,7 @@ void rope_and_kv_write(const RopeCall& call, const Cache& c, const Sink& query_o
       write_value(c, x + k_width + h * c.v_head_dim, tile_at(c, padded(c.v_head_dim), block, h, offset), offset % TILE);
     }
   }
+  Team::wait();
 }
 
 }  // namespace bi

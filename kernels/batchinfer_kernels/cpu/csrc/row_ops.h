@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "layout.h"
+#include "team.h"
 
 namespace bi {
 
