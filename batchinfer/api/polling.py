@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -32,7 +33,7 @@ polls them. Few: more wait for each other, and the event loop for them."""
 READ_SECONDS = 0.005
 """Time between the beginnings of reads: polls that come sooner go together, one that comes alone waits for nothing."""
 FRESH_SECONDS = 1.0
-"""How long an answer of a job that has not ended is given again."""
+"""How long at most an answer of a job that has not ended is given again."""
 MAX_ANSWERS = 512
 """Answers kept; of a few kilobytes each."""
 UNCHANGED_SECONDS = 5
@@ -128,7 +129,11 @@ class Poller:
             if not isinstance(version, JobVersion):
                 poll.fail(version)
                 continue
-            name = version.version if version.has_ended else f"{version.version}.{int(now / UNCHANGED_SECONDS)}"
+            name = (
+                version.version
+                if version.has_ended
+                else f"{version.version}.{int(now / UNCHANGED_SECONDS + _phase(poll.job_id))}"
+            )
             kept = self._answers.get(poll.job_id)
             is_same = kept is not None and kept.version == name
             if kept is not None and is_same and (
@@ -152,13 +157,20 @@ class Poller:
             for poll in self._making.pop((job_id, version)):
                 poll.fail(error)
             return
-        answer = Answer.of(version, etag, body, self._now() + FRESH_SECONDS)
+        now = self._now()
+        fresh_until = now + FRESH_SECONDS * (1 - (now / FRESH_SECONDS + _phase(job_id)) % 1)
+        answer = Answer.of(version, etag, body, fresh_until)
         self._answers[job_id] = answer
         self._answers.move_to_end(job_id)
         while len(self._answers) > MAX_ANSWERS:
             self._answers.popitem(last=False)
         for poll in self._making.pop((job_id, version)):
             poll.answer(answer)
+
+
+def _phase(job_id: str) -> float:
+    """When within each period a job's answer grows old, of 0 to 1: all at once would keep polls waiting for all."""
+    return zlib.crc32(job_id.encode()) / 2**32
 
 
 def _view(service: JobService, job_id: str, version: str) -> tuple[str, bytes]:

@@ -121,6 +121,27 @@ def test_time_alone_is_told_within_seconds_while_the_job_runs_and_never_after(cl
     assert poll(client, job_id, ended.headers["ETag"]).status_code == 304
 
 
+def test_answers_of_many_jobs_do_not_grow_old_at_the_same_moment(client, app, clock, service, tmp_path, monkeypatch):
+    """Else each second, and each fifth one more so, would have every poll wait for all of them to be made."""
+    made = []
+    view = polling._view
+    monkeypatch.setattr(
+        polling, "_view", lambda service, job_id, version: made.append(0) or view(service, job_id, version)
+    )
+    ids = [service.ledger.submit(make_spec(tmp_path))[0].id for _ in range(30)]
+    for job_id in ids:
+        poll(client, job_id)
+    remade = []
+    for _ in range(10):
+        made.clear()
+        clock.now += polling.FRESH_SECONDS / 10
+        for job_id in ids:
+            poll(client, job_id)
+        remade.append(len(made))
+    assert sum(remade) >= 30
+    assert max(remade) <= 15
+
+
 def test_an_answer_that_is_kept_is_shown_to_nobody_else(service, tmp_path):
     for tenant in ("red", "blue"):
         service.tenants.add(Caller.operator(), tenant)
@@ -244,7 +265,9 @@ def test_a_poll_is_surrounded_as_every_request_is(service, tmp_path):
     """Its own id, the headers that browsers heed, and its turn counted: also where the answer is one that is kept."""
     key = service.keys.create(Caller.operator(), tenant="default", role=Role.VIEWER, rate_per_minute=4)[1]
     job_id = service.ledger.submit(make_spec(tmp_path))[0].id
-    with TestClient(create_app(Settings.load(), service=service, access=Access.KEYS)) as client:
+    app = create_app(Settings.load(), service=service, access=Access.KEYS)
+    with TestClient(app) as client:
+        app.state.poller = polling.Poller(Clock())
         answers = [poll(client, job_id, Authorization=f"Bearer {key}") for _ in range(3)]
         etag = answers[0].headers["ETag"]
         answers.append(poll(client, job_id, etag, Authorization=f"Bearer {key}", **{"X-Request-ID": "mine"}))
