@@ -150,6 +150,20 @@ def test_what_a_block_held_before_never_shows(native, stale, dtype, window):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_left_the_window_poisons_nobody(native, dtype):
+    """Rows that see a NaN have it, in its dimension; those before it and those past the window keep their bits."""
+    sequence = random_sequence(torch.Generator().manual_seed(7), shape_of(), 6, 40, 40, dtype)
+    options = {"scale": 0.125, "window": 7}
+    (clean,) = PagedBatch(native, [sequence], shape_of(), dtype=dtype).attend(**options)
+    sequence.value[13, :, 5] = float("nan")
+    (broken,) = PagedBatch(native, [sequence], shape_of(), dtype=dtype).attend(**options)
+    assert torch.equal(clean[:13], broken[:13])
+    assert torch.equal(clean[20:], broken[20:])
+    assert broken[13:20, :, 5].isnan().all()
+    assert not broken[13:20, :, 6].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_poisoned_row_poisons_no_other(native, dtype):
     """NaN and infinity in one sequence, even at a token of a shared tile, reach only rows that see it."""
     g = torch.Generator().manual_seed(6)

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "attention_kernels.h"
+#include "attention_tiles.h"
 #include "attention.h"
 
 namespace bi {
@@ -31,8 +32,10 @@ template <class C>
 class Tile {
   typedef typename C::Word Word;
   typedef typename C::Left Left;
-  static constexpr int STEPS = SPLIT / C::PAIR;
+  static constexpr int STEPS = SPLIT / C::PAIR, TILE_STEPS = TILE / C::PAIR;
   static constexpr bool IS_I8 = C::KIND == I8;
+  static constexpr bool IN_TILES = BI_TILES && C::PAIR == 2;
+  static constexpr int MASKED = IN_TILES ? STEPS : 2;  // rows of values of which some numbers are hidden
   struct Row {
     int64_t token;
     int32_t head, low, high;  // sees positions low .. high
@@ -56,7 +59,7 @@ class Tile {
  public:
   static size_t floats(const Cache& c) {
     const size_t dim = padded(c.head_dim), v_dim = padded(c.v_head_dim);
-    return MAX_ROWS * (dim + 2 * STRIDE + 2 * v_dim) + 2 * v_dim + (IS_I8 ? SPLIT / 2 * std::max(dim, v_dim) : 0);
+    return MAX_ROWS * (dim + 2 * STRIDE + 2 * v_dim) + MASKED * v_dim + (IS_I8 ? SPLIT / 2 * std::max(dim, v_dim) : 0);
   }
 
   Tile(const Attention& call, const Cache& cache, int kv_head, float* buffer)
@@ -68,7 +71,7 @@ class Tile {
     split_out = (float*)q + MAX_ROWS * dim;
     out = split_out + MAX_ROWS * v_dim;
     masked = (Word*)(out + MAX_ROWS * v_dim);
-    wide = masked + 2 * v_dim;
+    wide = masked + MASKED * v_dim;
   }
 
   void run(const Plan& plan, const Item& item, bool is_final) {
@@ -185,6 +188,12 @@ class Tile {
     const int begin = std::max(low - base, 0), end = std::min(high - base, SPLIT);
     const int first_tile = begin / TILE, last_tile = (end + TILE - 1) / TILE;
     find_tokens(base, first_tile, last_tile, table);
+#if BI_TILES
+    if constexpr (IN_TILES) {
+      compute_in_tiles(base, end, first_tile, last_tile, table);
+      return;
+    }
+#endif
     score(base, begin / W, (end + W - 1) / W);
     memset(split_out, 0, count * v_dim * sizeof(float));
     for (int r = 0; r < count; r++) softmax(r, std::max(rows[r].low - base, 0), std::min(rows[r].high - base, SPLIT));
@@ -192,6 +201,107 @@ class Tile {
     const int groups = (count + MAX_R - 1) / MAX_R;
     for (int g = 0; g < groups; g++) weigh_group(g * count / groups, (g + 1) * count / groups, base);
   }
+
+#if BI_TILES
+  void compute_in_tiles(int base, int end, int first_tile, int last_tile, const int32_t* table) {
+    Groups all = {}, groups[SPLIT / TILE];
+    int from_tile[MAX_GROUPS], to_tile[MAX_GROUPS];  // that a row of the group sees
+    for (int g = 0; g < MAX_GROUPS; g++) {
+      all.has[g] = g * GROUP < count;
+      from_tile[g] = SPLIT / TILE, to_tile[g] = 0;
+      for (int r = g * GROUP; r < std::min(count, (g + 1) * GROUP); r++) {
+        from_tile[g] = std::min(from_tile[g], std::max(rows[r].low - base, 0) / TILE);
+        to_tile[g] = std::max(to_tile[g], (std::min(rows[r].high - base, SPLIT) + TILE - 1) / TILE);
+      }
+    }
+    use_attention_tiles();
+    for (int t = first_tile; t < last_tile; t++) {
+      for (int g = 0; g < MAX_GROUPS; g++) groups[t].has[g] = from_tile[g] <= t && t < to_tile[g];
+      score_tile(groups[t], (const uint16_t*)q, dim, (const uint32_t*)columns[t], scores + t * TILE, STRIDE);
+    }
+    for (int r = 0; r < count; r++) {
+      const int from = std::max(rows[r].low - base, 0), to = std::min(rows[r].high - base, SPLIT);
+      softmax(r, from, to);
+      // tiles are multiplied for all of a group's rows
+      const bool is_blind = from >= to;
+      const int before = is_blind ? last_tile : from / TILE, after = is_blind ? last_tile : (to + TILE - 1) / TILE;
+      Left* weights = p + r * STRIDE;
+      if (before > first_tile) memset(weights + first_tile * TILE, 0, (before - first_tile) * TILE * sizeof(Left));
+      if (after < last_tile) memset(weights + after * TILE, 0, (last_tile - after) * TILE * sizeof(Left));
+    }
+    if constexpr (IS_I8) widen_values(base, first_tile, last_tile, table);
+    const Word* seen_values[SPLIT / TILE];  // as they are
+    for (int t = first_tile; t < last_tile; t++) seen_values[t] = values[t * TILE_STEPS];
+    if (end % TILE) hide_tokens(last_tile - 1, end % TILE);
+    bool is_poisoned[SPLIT / TILE];
+    for (int t = first_tile; t < last_tile; t++) is_poisoned[t] = is_ragged(base, end, t) && hide_poison(t);
+    for (int64_t d = 0; d < v_dim; d += TILE) {
+      zero_sums(all);
+      for (int t = first_tile; t < last_tile; t++)
+        weigh_tile(groups[t], (const uint16_t*)p + t * TILE, STRIDE, (const uint32_t*)values[t * TILE_STEPS] + d, v_dim);
+      store_sums(all, split_out + d, v_dim);
+    }
+    for (int t = first_tile; t < last_tile; t++)
+      if (is_poisoned[t]) spread_poison(base, t, seen_values[t]);
+  }
+
+  // Whether a row does not see a token of tile t that another row sees.
+  bool is_ragged(int base, int end, int t) const {
+    const int from = base + t * TILE, to = base + std::min(end, (t + 1) * TILE);
+    for (int r = 0; r < count; r++)
+      if (rows[r].low > from || rows[r].high < to) return true;
+    return false;
+  }
+
+  static bool is_poison(uint32_t bf16) { return (bf16 & 0x7f80u) == 0x7f80u; }  // inf or NaN
+
+  // Zeros in the place of every inf and NaN of a tile, since zero times those is NaN and a row with a weight of zero may
+  // not see them; false if there is none.
+  bool hide_poison(int t) {
+    const Word** rows_of = values + t * TILE_STEPS;
+    bool is_found = false;
+    for (int i = 0; i < TILE_STEPS; i++)
+      for (int d = 0; d < v_dim; d++) {
+        const uint32_t word = (uint32_t)rows_of[i][d];
+        is_found |= is_poison(word) || is_poison(word >> 16);
+      }
+    if (!is_found) return false;
+    for (int i = 0; i < TILE_STEPS; i++) {
+      Word* copy = masked + (t * TILE_STEPS + i) * v_dim;
+      for (int d = 0; d < v_dim; d++) {
+        const uint32_t word = (uint32_t)rows_of[i][d];
+        copy[d] = (Word)(word & ((is_poison(word) ? 0u : 0xffffu) | (is_poison(word >> 16) ? 0u : 0xffff0000u)));
+      }
+      rows_of[i] = copy;
+    }
+    return true;
+  }
+
+  // What was hidden, for the rows that see it.
+  void spread_poison(int base, int t, const Word* from) {
+    for (int r = 0; r < count; r++)
+      for (int token = 0; token < TILE; token++) {
+        const int position = base + t * TILE + token;
+        if (position < rows[r].low || position >= rows[r].high) continue;
+        const float weight = from_bf16((uint16_t)p[r * STRIDE + t * TILE + token]);
+        for (int d = 0; d < v_dim; d++) {
+          const uint32_t value = (uint32_t)from[token / C::PAIR * v_dim + d] >> (token % C::PAIR * 16) & 0xffffu;
+          if (is_poison(value)) split_out[r * v_dim + d] += weight * from_bf16((uint16_t)value);
+        }
+      }
+  }
+
+  // A tile of which only so many tokens were written: the others could hold a stale inf or NaN.
+  void hide_tokens(int t, int seen) {
+    const Word** rows_of = values + t * TILE_STEPS;
+    for (int i = 0; i < TILE_STEPS; i++) {
+      Word* copy = masked + (t * TILE_STEPS + i) * v_dim;
+      memcpy(copy, rows_of[i], v_dim * sizeof(Word));
+      C::mask(copy, (int)v_dim, 2 * i < seen, 2 * i + 1 < seen);
+      rows_of[i] = copy;
+    }
+  }
+#endif
 
   static void prefetch(const void* from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i, 0, 1);

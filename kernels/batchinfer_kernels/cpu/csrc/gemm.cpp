@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "team.h"
+#include "tiles.h"
 
-#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
-#define BI_TILES 1
+#if BI_TILES
 #include <sys/syscall.h>
 #include <unistd.h>
 #elif defined(__AVX512VNNI__) && defined(__AVX512BF16__)
@@ -31,13 +31,7 @@ struct Block {
 #if BI_TILES
 constexpr int MAX_M = 32;  // rows of a block
 
-// A palette for each number of rows: tiles 0-3 hold sums, 4 and 5 rows, 6 and 7 weights. Constants, since compilers do
-// not know that loading one reads memory and drop the stores of a local one.
-struct alignas(64) Palette {
-  uint8_t id = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-};
+// A palette for each number of rows: tiles 0-3 hold sums, 4 and 5 rows, 6 and 7 weights.
 struct Palettes {
   Palette of[MAX_M + 1];
   constexpr Palettes() : of() {
