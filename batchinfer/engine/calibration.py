@@ -30,7 +30,8 @@ MAX_FILES = 64
 GAIN = 0.03
 """A larger step must give so much more tokens a second, or it is not worth what it delays."""
 DEFAULT_BATCHED_TOKENS = 512
-"""The token budget of a step where nothing was measured, or a slow model left no time to see where it stops to gain."""
+"""The token budget of a step where nothing was measured, and the least one: smaller steps were never faster, and a gain that
+other processes' work hid while it was measured would halve the speed of prompts for good."""
 LEAST_CHUNK = 64
 """Prompt tokens that a step has room for, whatever decodes."""
 SHORT = 8
@@ -65,8 +66,7 @@ class Calibration:
 
     def batched_tokens(self, max_num_seqs: int) -> int:
         """The token budget of a step: where it stops to gain, and at least a chunk of a prompt beside all that decode."""
-        found, is_seen = knee(self.prefill)
-        return max(found if is_seen else max(found, DEFAULT_BATCHED_TOKENS), max_num_seqs + LEAST_CHUNK)
+        return max(knee(self.prefill), DEFAULT_BATCHED_TOKENS, max_num_seqs + LEAST_CHUNK)
 
     def least_shared(self) -> dict[int, int]:
         """Tokens of shared prefixes to the tokens that must share one so that reading it together wins."""
@@ -108,17 +108,14 @@ def _positive(value: Any) -> int:
     return value
 
 
-def knee(points: Sequence_[Point], gain: float = GAIN) -> tuple[int, bool]:
-    """The least tokens from which on tokens a second grow by less than ``gain``; whether larger steps showed it.
-
-    ``(0, False)`` without points.
-    """
+def knee(points: Sequence_[Point], gain: float = GAIN) -> int:
+    """The least tokens from which on tokens a second grow by less than ``gain``; 0 without points."""
     rates = [tokens / ns for tokens, ns in points]
     for at, (tokens, _) in enumerate(points):
         larger = rates[at + 1 :]
         if not larger or max(larger) < rates[at] * (1 + gain):
-            return tokens, bool(larger)
-    return 0, False
+            return tokens
+    return 0
 
 
 def measure_curve(
@@ -141,7 +138,7 @@ def measure_curve(
         if best < budget // SHORT:
             best = min(best, _timed(run, size, clock))
         points.append((size, best))
-        if len(points) > 2 and knee(points)[0] <= points[-3][0]:  # two doublings without a gain
+        if len(points) > 2 and knee(points) <= points[-3][0]:  # two doublings without a gain
             break
     return tuple(points)
 

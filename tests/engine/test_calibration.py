@@ -51,15 +51,15 @@ class Device:
 @pytest.mark.parametrize(
     ("points", "found"),
     [
-        ([(64, 100), (128, 101), (256, 150), (512, 300), (1024, 600)], (256, True)),
-        ([(64, 100), (128, 200), (256, 400)], (64, True)),
-        ([(64, 100), (128, 110), (256, 120)], (256, False)),
+        ([(64, 100), (128, 101), (256, 150), (512, 300), (1024, 600)], 256),
+        ([(64, 100), (128, 200), (256, 400)], 64),
+        ([(64, 100), (128, 110), (256, 120)], 256),
         # a slow one in between, as on a machine that is shared, is no knee
-        ([(64, 100), (128, 300), (256, 200), (512, 399)], (256, True)),
+        ([(64, 100), (128, 300), (256, 200), (512, 399)], 256),
         # 2.9 % more is nothing, 3.1 % is something: 128 tokens in 128 / 0.6585 against 128 / 0.6598
-        ([(64, 100_000), (128, 194_363), (256, 388_726)], (64, True)),
-        ([(64, 100_000), (128, 193_986), (256, 387_972)], (128, True)),
-        ([], (0, False)),
+        ([(64, 100_000), (128, 194_363), (256, 388_726)], 64),
+        ([(64, 100_000), (128, 193_986), (256, 387_972)], 128),
+        ([], 0),
     ],
 )  # fmt: skip
 def test_the_knee_of_a_curve(points, found):
@@ -71,8 +71,11 @@ def test_a_curve_is_measured_until_it_is_flat():
     device = Device(1000, 10, full=256)
     points = measure_curve(device.run, SIZES, 1.0, device.clock)
     assert points == ((64, 1640), (128, 2280), (256, 3560), (512, 7120), (1024, 14240))
-    assert Calibration(points).batched_tokens(max_num_seqs=64) == 256
-    assert Calibration(points).batched_tokens(max_num_seqs=256) == 320, "all rows decode, and prompts go on"
+    assert knee(points) == 256
+    assert Calibration(points).batched_tokens(max_num_seqs=64) == DEFAULT_BATCHED_TOKENS, "never less"
+    assert Calibration(points).batched_tokens(max_num_seqs=512) == 576, "all rows decode, and prompts go on"
+    gaining = (*points[:4], (1024, 12000), (2048, 24000))
+    assert Calibration(gaining).batched_tokens(max_num_seqs=64) == 1024
 
 
 def test_a_slow_model_takes_no_longer_than_it_may():
