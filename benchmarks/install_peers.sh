@@ -55,8 +55,8 @@ ctranslate2() {
 
 llama-cpp() {
     if environment llama-cpp; then
-        # built here, for this processor
-        $pip install llama-cpp-python==0.3.36 numpy
+        # built here, for this processor; gcc 12 drops the stores of its AMX tiles' configuration, and it crashes
+        CMAKE_ARGS='-DCMAKE_CXX_FLAGS="-fno-tree-dse -fno-dse"' $pip install llama-cpp-python==0.3.36 numpy
         finished llama-cpp
     fi
     local type
