@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from batchinfer.models.fused.families import FAMILIES
-from batchinfer_kernels.cpu import get_ops
+from batchinfer_kernels.cpu import get_ops, native_decoder
 from tests.engine.small_decoder import NumbersTokenizer, logits_of, make_forward, small_model
 
 OWN_WAY = {"gemma2", "gemma3_text", "olmo2", "mixtral", "qwen3_moe"}
@@ -21,8 +21,9 @@ def _own_products(monkeypatch):
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_layers_in_one_call_give_the_same_bytes(family, quantization):
-    """Chunked prefill, a neighbour and decode steps; float32 queries with INT8 weights too."""
+def test_layers_in_one_call_give_the_same_bytes(family, quantization, monkeypatch):
+    """Chunked prefill, a neighbour and decode steps; float32 queries with INT8 weights too, and an MLP a few tokens at a time."""
+    monkeypatch.setattr(native_decoder, "MLP_TOKENS", 4)
     model = small_model(family, hidden_size=64, intermediate_size=128, head_dim=16)
     for dtype in (torch.bfloat16, torch.float32) if quantization == "int8" else (torch.bfloat16,):
         forward, attention = make_forward(

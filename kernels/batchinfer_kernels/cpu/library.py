@@ -193,10 +193,13 @@ class StepStruct(Structure):
         ("rows", c_void_p),
         ("row_scale", c_void_p),
         ("product", c_void_p),
+        ("gated", c_void_p),
+        ("added", c_void_p),
         ("query", c_void_p),
         ("attended", c_void_p),
         ("spent", c_void_p),
         ("outside", c_int64),
+        ("mlp_tokens", c_int64),
         ("query_kind", c_int32),
     ]
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PARTS = ("gemm", "attention", "elementwise")
 """``Part`` of ``decoder.cpp``."""
+MLP_TOKENS = 512
+"""Tokens of a step that go through an MLP together: what lies between its products stays in the cores' caches."""
 
 
 class Spent:
@@ -58,6 +60,8 @@ class Buffers:
         linears = [one for layer in layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         self._row_bytes = max(one.weights.num_summed * one.weights.dtype.itemsize for one in linears)
         self._columns = max(one.weights.padded_columns for one in linears)
+        self._gated_bytes = max(layer.down.weights.num_summed * layer.down.weights.dtype.itemsize for layer in layers)
+        self._added = max(layer.down.weights.padded_columns for layer in layers)
         self._query = max(layer.num_heads * layer.head_dim for layer in layers)
         self._attended = max(layer.o.weights.num_summed for layer in layers)
         self._query_dtype = query_dtype
@@ -71,6 +75,8 @@ class Buffers:
         self.rows = torch.empty(tokens * self._row_bytes, dtype=torch.uint8)
         self.row_scale = torch.empty(tokens)
         self.product = torch.empty(tokens * self._columns, dtype=torch.int32)
+        self.gated = torch.empty(min(tokens, MLP_TOKENS) * self._gated_bytes, dtype=torch.uint8)
+        self.added = torch.empty(tokens * self._added, dtype=torch.int32)
         self.query = torch.empty(tokens * self._query, dtype=self._query_dtype)
         self.attended = torch.empty(tokens * self._attended, dtype=self._query_dtype)
 
@@ -120,10 +126,13 @@ class NativeLayers:
             buffers.rows.data_ptr(),
             buffers.row_scale.data_ptr(),
             buffers.product.data_ptr(),
+            buffers.gated.data_ptr(),
+            buffers.added.data_ptr(),
             buffers.query.data_ptr(),
             attended.data_ptr(),
             self.spent.address,
             0,
+            MLP_TOKENS,
             KINDS[self._query_dtype],
         )
         self._library.bi_decoder_layers(
@@ -136,7 +145,7 @@ class NativeLayers:
     def _left(self, tokens: int) -> Activations:
         last = self._layers[-1].down
         width = last.weights.padded_columns
-        product = self._buffers.product.view(PRODUCTS[last.weights.dtype])[: tokens * width].view(tokens, width)
+        product = self._buffers.added.view(PRODUCTS[last.weights.dtype])[: tokens * width].view(tokens, width)
         values = product[:, : last.weights.num_columns]
         if last.column_scale is not None:
             return Accumulated(values, self._buffers.row_scale[:tokens], last.column_scale, last.bias)

@@ -1,5 +1,6 @@
 // All layers of a decoder's step in one parallel region: the ops of the other files one after another, without a return
 // to Python and without waking threads between them. Bytes are those of the ops called one by one.
+#include <algorithm>
 #include <chrono>
 
 #include "attention.h"
@@ -39,10 +40,13 @@ struct Step {  // mirrored in library.py
   void* rows;         // what a product reads, [tokens, widest input]
   float* row_scale;   // [tokens], of I8
   void* product;      // [tokens, widest padded output], four bytes each
+  void* gated;        // what `down` reads, [mlp_tokens, its input]
+  void* added;        // what `down` gives, [tokens, its padded output], four bytes each
   void* query;        // [tokens, heads, head_dim] in query_kind
   void* attended;     // [tokens, heads, v_head_dim], likewise
   int64_t* spent;     // nanoseconds by Part; added to
   int64_t outside;    // positions or slots that lay outside of their tables
+  int64_t mlp_tokens;  // that go through gate_up and down together: what lies between them stays in the cores' caches
   int32_t query_kind;
 };
 
@@ -61,9 +65,9 @@ class Clock {  // of the region's first thread; parts end at barriers
   }
 };
 
-static Sink sink(const Linear& linear, const Step& step) {
+static Sink sink(const Linear& linear, void* rows, float* row_scale) {
   const bool is_int8 = linear.weights.kind == I8;
-  return {step.rows, is_int8 ? step.row_scale : nullptr, linear.smoothing, linear.weights.kind, linear.rotation};
+  return {rows, is_int8 ? row_scale : nullptr, linear.smoothing, linear.weights.kind, linear.rotation};
 }
 
 // Columns from `first` on of a product of `rows_of`.
@@ -92,43 +96,54 @@ static void attend(const Layer& layer, const Cache& cache, const Step& step, std
   if (clock) clock->end(ATTENTION);
 }
 
+static void run_mlp(const Layer& layer, const Step& step, Clock* clock) {
+  for (int64_t first = 0; first < step.tokens; first += step.mlp_tokens) {
+    const int64_t tokens = std::min(step.mlp_tokens, step.tokens - first);
+    float* row_scale = step.row_scale + first;
+    multiply((const char*)step.rows + first * row_bytes(layer.gate_up.weights), tokens, layer.gate_up.weights, step.product);
+    if (clock) clock->end(GEMM);
+    act_and_mul(product_of(layer.gate_up, step.product, row_scale), layer.activation, tokens, layer.down.weights.k,
+                sink(layer.down, step.gated, row_scale));
+    if (clock) clock->end(ELEMENTWISE);
+    multiply(step.gated, tokens, layer.down.weights, (char*)step.added + first * padded_columns(layer.down.weights) * 4);
+    if (clock) clock->end(GEMM);
+  }
+}
+
 static void run_layer(const Layer& layer, const Linear* before, const Cache& cache, const Step& step,
                       std::atomic<int64_t>& outside, Clock* clock) {
   const int64_t tokens = step.tokens, hidden = step.hidden;
-  auto enter = [&](const Linear* from, const Norm& norm, const Linear& to) {  // rows for `to`, after what `from` adds
-    if (from)
-      rms_norm(product_of(*from, step.product, step.row_scale), step.residual, F32, norm, tokens, hidden, sink(to, step));
-    else
-      rms_norm({step.residual, hidden, nullptr, nullptr, nullptr, F32}, nullptr, F32, norm, tokens, hidden, sink(to, step));
+  auto enter = [&](const Source& x, void* residual, const Norm& norm, const Linear& to) {  // rows for `to`
+    rms_norm(x, residual, F32, norm, tokens, hidden, sink(to, step.rows, step.row_scale));
     if (clock) clock->end(ELEMENTWISE);
   };
   auto run = [&](const Linear& linear, const void* rows) {
     multiply(rows, tokens, linear.weights, step.product);
     if (clock) clock->end(GEMM);
   };
-  enter(before, layer.attention_norm, layer.qkv);
+  if (before)
+    enter(product_of(*before, step.added, step.row_scale), step.residual, layer.attention_norm, layer.qkv);
+  else
+    enter({step.residual, hidden, nullptr, nullptr, nullptr, F32}, nullptr, layer.attention_norm, layer.qkv);
   run(layer.qkv, step.rows);
   attend(layer, cache, step, outside, clock);
   const int64_t width = layer.o.weights.k;
   const bool fits = layer.o.weights.kind == BF16 && step.query_kind == BF16;
   if (!fits) {
-    convert({step.attended, width, nullptr, nullptr, nullptr, step.query_kind}, tokens, width, sink(layer.o, step));
+    convert({step.attended, width, nullptr, nullptr, nullptr, step.query_kind}, tokens, width,
+            sink(layer.o, step.rows, step.row_scale));
     if (clock) clock->end(ELEMENTWISE);
   }
   run(layer.o, fits ? step.attended : step.rows);
-  enter(&layer.o, layer.mlp_norm, layer.gate_up);
-  run(layer.gate_up, step.rows);
-  act_and_mul(product_of(layer.gate_up, step.product, step.row_scale), layer.activation, tokens, layer.down.weights.k,
-              sink(layer.down, step));
-  if (clock) clock->end(ELEMENTWISE);
-  run(layer.down, step.rows);
+  enter(product_of(layer.o, step.product, step.row_scale), step.residual, layer.mlp_norm, layer.gate_up);
+  run_mlp(layer, step, clock);
 }
 
 }  // namespace bi
 
 using namespace bi;
 
-// Runs the layers; what the last one still has to add to the residual is left in step.product and step.row_scale.
+// Runs the layers; what the last one still has to add to the residual is left in step.added and step.row_scale.
 BI_EXPORT void bi_decoder_layers(const Layer* layers, const Cache* caches, int64_t num_layers, Step* step, int threads) {
   std::atomic<int64_t> outside{0};
   Clock clock(step->spent);
