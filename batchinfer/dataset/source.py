@@ -153,12 +153,16 @@ class InputSource:
                     self._check_path(file.path)
                 file.check_unchanged()
                 self._checked.add(file.path)
-            with open_reader(file) as reader:
-                position = begin
-                local = (begin - file.first_row, end - file.first_row)
-                for batch in reader.iter_batches(*local, schema.names, batch_rows):
-                    yield position, conform(batch, schema, file.path)
-                    position += batch.num_rows
+            position = begin
+            try:
+                with open_reader(file) as reader:
+                    local = (begin - file.first_row, end - file.first_row)
+                    for batch in reader.iter_batches(*local, schema.names, batch_rows):
+                        yield position, conform(batch, schema, file.path)
+                        position += batch.num_rows
+            except InputError:
+                file.check_unchanged()  # damaged, or being written again while it is read
+                raise
             if position != end:
                 raise InputError(f"{file.path} ends {end - position} rows early", code="input_changed")
 

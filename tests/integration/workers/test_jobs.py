@@ -153,8 +153,9 @@ def test_an_input_that_changed_after_planning_fails_the_job(bench):
 
     def tamper(progress):
         if progress.job.state is JobState.IN_PROGRESS and progress.job.counts.total:
-            bench.write([f"other {row}" for row in range(200)])
-            os.utime(bench.folder / "input.parquet", (time.time() + 5, time.time() + 5))
+            other = Path(bench.write([f"other {row}" for row in range(200)], "other"))
+            os.utime(other, (time.time() + 5, time.time() + 5))
+            other.replace(bench.folder / "input.parquet")
 
     bench.write(prompts(200, {row: f"SLEEP:0.02 {row}" for row in range(200)}))
     job = bench.run(job_id, tamper, shards_in_flight=1, max_num_seqs=1)

@@ -111,6 +111,19 @@ def test_a_changed_file_is_refused_by_name_when_it_is_read_and_a_touched_one_is_
         source.verify_unchanged()
 
 
+def test_a_file_that_is_being_written_again_is_changed_and_not_damaged(tmp_path):
+    """After its first rows were read and found as planned; half of it is no Parquet file."""
+    path = tmp_path / "a.parquet"
+    write(path, {"n": range(40)}, row_group_size=10)
+    source = InputSource.open([str(path)])
+    assert numbers(source, 0, 10) == list(range(10))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"a\.parquet changed") as caught:
+        numbers(source, 10, 20)
+    assert caught.value.code == "input_changed"
+
+
 def test_a_large_file_written_again_is_a_change_even_with_equal_ends(tmp_path):
     """Beyond 4 MiB only head and tail are hashed, so the time decides."""
     noise = np.random.default_rng(1).integers(0, 2**60, 1_000_000)
