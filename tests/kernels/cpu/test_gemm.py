@@ -41,11 +41,11 @@ def test_bfloat16_is_a_float32_sum(native, rows, columns, summed):
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16])
 def test_a_row_does_not_depend_on_the_rows_beside_it(native, dtype):
     generator = torch.Generator().manual_seed(1)
-    weight, x = ((torch.randn(n, 1536, generator=generator) * 20).to(dtype) for n in (48, 600))
+    weight, x = ((torch.randn(n, 1536, generator=generator) * 20).to(dtype) for n in (48, 300))
     multiply = product(native, weight)
     whole = multiply(x)
-    for number in (1, 2, 15, 16, 17, 31, 32, 33, 64, 512, 599):
-        for start in (0, 600 - number):
+    for number in (1, 15, 16, 17, 31, 33, 64, 299):
+        for start in (0, 300 - number):
             assert torch.equal(multiply(x[start : start + number]), whole[start : start + number])
 
 
