@@ -176,10 +176,10 @@ def test_all_bad_files_are_named_together_before_anything_runs(tmp_path):
 
 def test_data_damaged_behind_a_good_footer_is_a_user_error_that_names_file_and_row(tmp_path):
     write(tmp_path / "a.parquet", {"n": range(10_000)}, use_dictionary=False, write_page_checksum=True)
-    source = InputSource.open([str(tmp_path)])
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     data[100:10_000] = bytes(9_900)
     (tmp_path / "a.parquet").write_bytes(data)
+    source = InputSource.open([str(tmp_path)])
     with pytest.raises(InputError, match=r"a\.parquet is damaged near row 0"):
         numbers(source)
 
