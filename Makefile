@@ -54,7 +54,7 @@ demo: install $(MODEL)  ## Run 64 real prompts through the small real model
 	$(BIN)/batchinfer run examples/prompts.parquet --model $(MODEL) --max-tokens 48 || test $$? -eq 3
 
 test: install-test model  ## Run the whole test suite; starts Redis, PostgreSQL and an S3 API by itself
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: install-test  ## Formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -16,7 +16,7 @@ from tests.browser import chromium, picture, watch
 from tests.fakes import answer
 from tests.processes import Process
 
-pytestmark = [pytest.mark.service, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.service]
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}

@@ -24,7 +24,7 @@ from batchinfer.types import Request
 from tests.engine.fakes import drain
 
 # each precision is quantised and loaded for all of its tests: by one process
-pytestmark = [pytest.mark.real_model, pytest.mark.xdist_group("same bytes")]
+pytestmark = [pytest.mark.real_model]
 NUM_BLOCKS, BLOCK = 160, 16
 NEW_TOKENS = 5
 SHARED = 40

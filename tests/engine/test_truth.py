@@ -12,7 +12,7 @@ from tests.engine.reference import check_tokens
 
 # the reference alone computes for a minute, and other work may share the machine
 # and one process computes it for all of them
-pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200), pytest.mark.xdist_group("truth")]
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 
 
 def run(loaded, truths, **settings):
