@@ -31,7 +31,7 @@ GAIN = 0.03
 """A larger step must give so much more tokens a second, or it is not worth what it delays."""
 DEFAULT_BATCHED_TOKENS = 512
 """The token budget of a step where nothing was measured, and the least one: smaller steps were never faster, and a gain that
-other processes' work hid while it was measured would halve the speed of prompts for good."""
+other processes' work hid while it was measured would slow prompts down for good."""
 LEAST_CHUNK = 64
 """Prompt tokens that a step has room for, whatever decodes."""
 SHORT = 8
