@@ -65,7 +65,7 @@ def _build(start: dict[str, Any]) -> EngineProtocol:
     module, _, name = start["factory"].partition(":")
     factory = getattr(importlib.import_module(module), name)
     engine: EngineProtocol = factory(EngineConfig.from_json(start["config"]))
-    gc.freeze()  # what is there now stays: to look through it for garbage again and again costs a tenth of short steps
+    gc.freeze()  # what is there now stays, and need not be looked through for garbage between steps
     return engine
 
 

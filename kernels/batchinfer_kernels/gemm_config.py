@@ -21,7 +21,7 @@ RATES = {
 """Of the same parts (H200 for 90): an SM's INT8 operations a clock, and its share of the memory's bytes a clock. Data sheets."""
 PORT_BYTES, L2_BYTES, LAUNCH_CLOCKS = 64, 24, 3000
 """What an SM takes in a clock, alone; what of that the L2 gives to each where all ask; what a second kernel costs, which
-waits for the first to end. The last two are what people measured on A100 and H100, not what a data sheet says."""
+waits for the first to end. The last two are assumptions, in no data sheet and not measured: the first GPU is to tell."""
 LEAST_SAVED = 1 / 8
 """Equal shares must save so much of the clocks: the arithmetic leaves out what is a few percent."""
 MAX_SPLIT_K = 8

@@ -1,12 +1,14 @@
 """All layers in one call into the kernels: the same bytes as layer by layer, and only where all of a layer is in it."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
+from batchinfer.engine.attention_groups import Span
 from batchinfer.models.fused.families import FAMILIES
-from batchinfer_kernels.cpu import get_ops, native_decoder
+from batchinfer_kernels.cpu import KVShape, LogitsReduction, PagedKVCache, get_ops, native_decoder
 from tests.engine.small_decoder import NumbersTokenizer, logits_of, make_forward, small_model
 
 OWN_WAY = {"gemma2", "gemma3_text", "olmo2", "mixtral", "qwen3_moe"}
@@ -15,8 +17,11 @@ OWN_WAY = {"gemma2", "gemma3_text", "olmo2", "mixtral", "qwen3_moe"}
 
 @pytest.fixture(autouse=True)
 def _own_products(monkeypatch):
-    """As on a CPU whose tiles make them the faster ones."""
+    """As on a CPU whose tiles make them the faster ones; threads as before afterwards."""
+    before = torch.get_num_threads()
     monkeypatch.setattr(get_ops(), "_packs", True)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
@@ -31,7 +36,9 @@ def test_layers_in_one_call_give_the_same_bytes(family, quantization, monkeypatc
         )
         decoder = forward._decoder
         assert (decoder._program is None) == (family in OWN_WAY)
+        torch.set_num_threads(2)  # which wait for each other between operations
         together = logits_of(forward, attention)[0]
+        torch.set_num_threads(1)
         decoder._program = None
         one_by_one = logits_of(*_again(forward, attention))[0]
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(together, one_by_one, strict=True))
@@ -56,8 +63,37 @@ def test_the_parts_of_a_step_are_timed():
 def test_a_position_outside_of_the_table_is_refused():
     forward, attention = make_forward(small_model("llama", intermediate_size=128), torch.bfloat16)
     program = forward._decoder._program
-    from batchinfer.engine.attention_groups import Span
-
     context = attention.context([Span(0, 0, 1, [0])], 1)
     with pytest.raises(ValueError, match="outside"):
         program(torch.zeros(1, 64), torch.tensor([10**6]), context)
+
+
+def test_parts_that_do_not_fit_are_refused_before_anything_is_written():
+    """Each would have the kernels write past the end of something."""
+    forward, attention = make_forward(small_model("llama", intermediate_size=128), torch.bfloat16)
+    layers = forward._decoder._program._layers
+    context = attention.context([Span(0, 0, 2, [0])], 2)
+    caches, tokens = attention.kv_cache.layers, (torch.zeros(2, 64), torch.arange(2), context.slots)
+    plan = context.plan(caches[0], 4)
+    layers(*tokens, caches, plan)
+    with pytest.raises(ValueError, match="the plan has 2 tokens"):
+        layers(torch.zeros(1, 64), torch.arange(1), context.slots[:1], caches, plan)
+    with pytest.raises(ValueError, match="2 caches for 3 layers"):
+        layers(*tokens, caches[1:], plan)
+    other = PagedKVCache([KVShape(1, 16, 16)] * 3, 16, 16, torch.bfloat16)
+    with pytest.raises(ValueError, match="not what its layer writes"):
+        layers(*tokens, other.layers, plan)
+    fewer = PagedKVCache([KVShape(2, 16, 16)] * 3, 4, 16, torch.bfloat16)
+    with pytest.raises(ValueError, match="the plan was made for 16 blocks"):
+        layers(*tokens, fewer.layers, plan)
+    first = layers._layers[0]
+    with pytest.raises(ValueError, match=r"gate_up is \[256, 64\]; it must be \[128, 64\]"):
+        get_ops().layers([replace(first, down=first.o)], torch.bfloat16)
+
+
+def test_a_head_keeps_logits_only_where_all_words_have_room():
+    forward, _ = make_forward(small_model("llama", intermediate_size=128), torch.bfloat16)
+    program = forward._decoder._head._program
+    rows = torch.ones(2, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="keeps 95 columns; there are 96 words"):
+        program(rows, LogitsReduction(2, kept=[1], num_columns=95))

@@ -1,4 +1,4 @@
-"""Linears with float weights in the layout of oneDNN, and what makes their bytes independent of the batch."""
+"""Linears with float weights, packed for the ops' products or for oneDNN's, and what makes oneDNN's bytes independent of the batch."""
 
 from __future__ import annotations
 

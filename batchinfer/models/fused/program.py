@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from batchinfer.models.fused.linear import projection_of
 from batchinfer.models.fused.mlp import DenseMlp
-from batchinfer_kernels.cpu import PackedLayer, PackedNorm
+from batchinfer_kernels.cpu import PackedLayer
 from batchinfer_kernels.cpu.native import NativeOps, NativePlan
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from batchinfer.models.fused.layer import FusedLayer, StepContext
     from batchinfer.models.fused.linear import Linear
-    from batchinfer.models.fused.spec import Norm
     from batchinfer_kernels.cpu import Ops
     from batchinfer_kernels.cpu.native_decoder import NativeHead, NativeLayers
     from batchinfer_kernels.cpu.operands import Activations
@@ -51,7 +50,7 @@ def program_of(ops: Ops, layers: Sequence[FusedLayer], dtype: torch.dtype) -> La
         if (one := _packed_layer(layer)) is None:
             return None
         packed.append(one)
-    if len({(one.num_heads, one.head_dim) for one in packed}) > 1:
+    if len({(one.num_heads, one.num_kv_heads, one.head_dim, one.v_head_dim) for one in packed}) > 1:
         return None
     return LayersProgram(ops.layers(packed, dtype), len(packed), packed[0].num_heads)
 
@@ -67,17 +66,13 @@ def _packed_layer(layer: FusedLayer) -> PackedLayer | None:
     spec, mlp = layer.spec, layer.mlp
     if not isinstance(mlp, DenseMlp) or any((spec.q_norm, spec.k_norm, spec.post_attention_norm, spec.post_mlp_norm)):
         return None
-    attention_norm, mlp_norm = _norm(spec.attention_norm), _norm(spec.mlp_norm)
-    linears = [projection_of(one) for one in (layer.qkv, layer.o, mlp.gate_up, mlp.down)]
-    qkv, o, gate_up, down = linears
-    if qkv is None or o is None or gate_up is None or down is None or attention_norm is None or mlp_norm is None:
+    qkv, o, gate_up, down = (projection_of(one) for one in (layer.qkv, layer.o, mlp.gate_up, mlp.down))
+    if qkv is None or o is None or gate_up is None or down is None:
         return None
-    attention = spec.attention
+    if spec.attention_norm is None or spec.mlp_norm is None:
+        return None
+    a = spec.attention
     return PackedLayer(
-        qkv, o, gate_up, down, attention_norm, mlp_norm, spec.rope, attention.num_heads, attention.head_dim,
-        mlp.activation, attention.scaling, attention.sliding_window, attention.softcap,
+        qkv, o, gate_up, down, spec.attention_norm, spec.mlp_norm, spec.rope,
+        a.num_heads, a.num_kv_heads, a.head_dim, a.v_head_dim, mlp.activation, a.scaling, a.sliding_window, a.softcap,
     )  # fmt: skip
-
-
-def _norm(norm: Norm | None) -> PackedNorm | None:
-    return None if norm is None else PackedNorm(norm.weight, norm.eps, norm.offset)

@@ -11,7 +11,7 @@ from batchinfer_kernels.cpu.operands import (
     LogitsReduction,
     RotaryEmbedding,
 )
-from batchinfer_kernels.cpu.packed import PackedLayer, PackedNorm, PackedProjection, PackedWeights
+from batchinfer_kernels.cpu.packed import PackedLayer, PackedProjection, PackedWeights
 from batchinfer_kernels.cpu.torch_ops import TorchOps
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "LogitsReduction",
     "Ops",
     "PackedLayer",
-    "PackedNorm",
     "PackedProjection",
     "PackedWeights",
     "PagedKVCache",

@@ -68,15 +68,14 @@ def _choose() -> tuple[Ops, str]:
     variants = [variant_named(wanted)] if wanted else fitting_variants(features)
     if missing := variants[0].needs - features:
         return TorchOps(), f"this CPU lacks {', '.join(sorted(missing))}, which {wanted} needs"
-    reason = ""
     try:
         find_compiler()
-        for variant in variants:  # a compiler may be older than the CPU, or a system not let its newest units be used
-            try:
-                return native_ops(variant), f"C++ kernels, variant {variant.name}{reason}"
-            except (BuildError, LibraryError) as error:
-                reason = reason or f" (not {variant.name}: {error})"
-                last = error
-        raise last
-    except (BuildError, LibraryError) as error:
+    except BuildError as error:
         return TorchOps(), f"falling back to torch: {error}"
+    failed: list[str] = []
+    for variant in variants:  # a compiler may be older than the CPU, or a system not let its newest units be used
+        try:
+            return native_ops(variant), "; ".join((f"C++ kernels, variant {variant.name}", *failed[:1]))
+        except (BuildError, LibraryError) as error:
+            failed.append(f"not {variant.name}: {error}")
+    return TorchOps(), f"falling back to torch: {failed[-1]}"

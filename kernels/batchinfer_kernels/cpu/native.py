@@ -72,6 +72,11 @@ class NativePlan:
         """Query rows of the batch."""
         return self._num_tokens
 
+    def check_fits(self, layer: LayerKV) -> None:
+        """Raise ValueError if the plan was made for other blocks than this layer's."""
+        if not (layer.block_size == self.block_size and layer.num_blocks == self.num_blocks):
+            raise ValueError(f"the plan was made for {self.num_blocks} blocks of {self.block_size}, not for this layer")
+
     def room_for(self, num_heads: int, v_head_dim: int) -> int:
         """Address of a buffer for what is kept of splits, the same for every layer."""
         padded = -(-v_head_dim // TILE) * TILE
@@ -250,5 +255,4 @@ def _check_query(query: torch.Tensor, layer: LayerKV, plan: NativePlan) -> None:
         raise ValueError(f"query is {query.dtype}; it must be float32 or bfloat16")
     if not (query.stride()[1:] == (head_dim, 1) or num_rows * num_heads * head_dim == 0):
         raise ValueError("a token's heads must lie side by side in query")
-    if not (layer.block_size == plan.block_size and layer.num_blocks == plan.num_blocks):
-        raise ValueError(f"the plan was made for {plan.num_blocks} blocks of {plan.block_size}, not for this layer")
+    plan.check_fits(layer)

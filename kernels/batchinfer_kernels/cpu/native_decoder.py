@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from batchinfer_kernels.cpu.kv_cache import KVShape
 from batchinfer_kernels.cpu.library import (
     KINDS,
     CacheStruct,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from batchinfer_kernels.cpu.kv_cache import LayerKV
     from batchinfer_kernels.cpu.native import NativePlan
     from batchinfer_kernels.cpu.operands import Activations, Int8Rows, LogitsReduction
-    from batchinfer_kernels.cpu.packed import PackedLayer, PackedNorm, PackedProjection
+    from batchinfer_kernels.cpu.packed import Norm, PackedLayer, PackedProjection
 
 PARTS = ("gemm", "attention", "elementwise")
 """``Part`` of ``decoder.cpp``."""
@@ -110,6 +111,10 @@ class NativeLayers:
             ValueError: a wrong shape, or a position or slot outside of its table.
         """
         tokens = len(residual)
+        if plan.num_tokens > tokens:
+            raise ValueError(f"residual has {tokens} rows; the plan has {plan.num_tokens} tokens")
+        caches_of_layers = self._cache_structs(caches)
+        plan.check_fits(caches[0])
         buffers = self._buffers
         buffers.reserve(tokens)
         first = self._layers[0]
@@ -136,7 +141,7 @@ class NativeLayers:
             KINDS[self._query_dtype],
         )
         self._library.bi_decoder_layers(
-            self._structs, self._cache_structs(caches), len(self._layers), step, torch.get_num_threads()
+            self._structs, caches_of_layers, len(self._layers), step, torch.get_num_threads()
         )
         if step.outside:
             raise ValueError(f"{step.outside} positions or slots lie outside of the rope's table or the cache")
@@ -153,10 +158,20 @@ class NativeLayers:
 
     def _cache_structs(self, caches: Sequence[LayerKV]) -> ctypes.Array[CacheStruct]:
         if self._caches is None or self._caches[0] is not caches[0]:
-            if len(caches) != len(self._layers):
-                raise ValueError(f"{len(caches)} caches for {len(self._layers)} layers")
+            _check_caches(caches, self._layers)
             self._caches = caches[0], (CacheStruct * len(caches))(*map(cache_struct, caches))
         return self._caches[1]
+
+
+def _check_caches(caches: Sequence[LayerKV], layers: Sequence[PackedLayer]) -> None:
+    if len(caches) != len(layers):
+        raise ValueError(f"{len(caches)} caches for {len(layers)} layers")
+    first = caches[0]
+    for cache, layer in zip(caches, layers, strict=True):
+        if cache.shape != KVShape(layer.num_kv_heads, layer.head_dim, layer.v_head_dim):
+            raise ValueError(f"a cache holds {cache.shape}, which is not what its layer writes")
+        if (cache.block_size, cache.num_blocks) != (first.block_size, first.num_blocks):
+            raise ValueError("caches of one step must have blocks of the same size and number")
 
 
 class NativeHead:
@@ -167,6 +182,7 @@ class NativeHead:
         self._slices = slices  # their tensors must live
         self._structs = (LinearStruct * len(slices))(*map(_linear_struct, slices))
         self._columns = max(one.weights.padded_columns for one in slices)
+        self._num_words = sum(one.weights.num_columns for one in slices)
         self._summed = slices[0].weights.num_summed
         self._dtype = slices[0].weights.dtype
         self._product = torch.empty(0, dtype=torch.int32)
@@ -182,6 +198,10 @@ class NativeHead:
         """Take the logits of rows ``x [num_rows, k]`` into the reduction, whose kept rows have all words."""
         values, scales = (x, None) if isinstance(x, torch.Tensor) else (x.values, x.scales)
         rows = reduction.num_rows
+        if reduction.kept and reduction.logits.shape[1] < self._num_words:
+            raise ValueError(
+                f"the reduction keeps {reduction.logits.shape[1]} columns; there are {self._num_words} words"
+            )
         if self._product.numel() < rows * self._columns:
             self._product = torch.empty(rows * self._columns, dtype=torch.int32)
         self._library.bi_decoder_head(
@@ -212,11 +232,12 @@ def _linear_struct(linear: PackedProjection) -> LinearStruct:
     )
 
 
-def _norm_struct(norm: PackedNorm, hidden: int) -> NormStruct:
+def _norm_struct(norm: Norm, hidden: int) -> NormStruct:
     return NormStruct(address(norm.weight, "norm", (hidden,)), norm.offset, norm.eps)
 
 
 def _layer_struct(layer: PackedLayer, hidden: int) -> LayerStruct:
+    layer.check(hidden)
     return LayerStruct(
         *map(_linear_struct, (layer.qkv, layer.o, layer.gate_up, layer.down)),
         _norm_struct(layer.attention_norm, hidden),

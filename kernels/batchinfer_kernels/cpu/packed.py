@@ -7,7 +7,7 @@ word holds the P numbers of a column that are summed first. ``csrc/gemm.h`` says
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -92,14 +92,20 @@ class PackedProjection:
     """Of int8."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedNorm:
+class Norm(Protocol):
     """RMS norm with ``weight + offset``."""
 
-    weight: torch.Tensor
-    """float32 ``[n]``."""
-    eps: float
-    offset: float
+    @property
+    def weight(self) -> torch.Tensor:
+        """float32 ``[n]``."""
+
+    @property
+    def eps(self) -> float:
+        """Added to the mean of squares."""
+
+    @property
+    def offset(self) -> float:
+        """Added to the weights (Gemma: 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +116,29 @@ class PackedLayer:
     o: PackedProjection
     gate_up: PackedProjection
     down: PackedProjection
-    attention_norm: PackedNorm
-    mlp_norm: PackedNorm
+    attention_norm: Norm
+    mlp_norm: Norm
     rope: RotaryEmbedding
     num_heads: int
+    num_kv_heads: int
     head_dim: int
+    v_head_dim: int
     activation: Activation
     scaling: float
     window: int | None
     softcap: float | None
+
+    def check(self, hidden: int) -> None:
+        """Raise ValueError if its parts do not fit each other and a residual of so many numbers."""
+        q, k, v = (
+            self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.num_kv_heads * self.v_head_dim,
+        )  # fmt: skip
+        attended = self.num_heads * self.v_head_dim
+        inner = self.down.weights.num_summed
+        wanted = {
+            "qkv": (q + k + v, hidden), "o": (hidden, attended), "gate_up": (2 * inner, hidden), "down": (hidden, inner),
+        }  # fmt: skip
+        for name, shape in wanted.items():
+            weights = getattr(self, name).weights
+            if (weights.num_columns, weights.num_summed) != shape:
+                raise ValueError(f"{name} is {[weights.num_columns, weights.num_summed]}; it must be {list(shape)}")

@@ -94,6 +94,26 @@ def test_a_damaged_library_is_built_anew(monkeypatch, tmp_path):
     assert copy.read_bytes() == path.read_bytes()
 
 
+def test_where_the_best_variant_fails_the_next_one_is_taken(monkeypatch):
+    """A compiler older than the CPU, or a system that keeps its newest units to itself."""
+    monkeypatch.delenv(choice.VARIANT_VARIABLE, raising=False)
+    monkeypatch.setattr(choice, "fitting_variants", lambda _: [VARIANTS[0], PORTABLE])
+    real = choice.native_ops
+
+    def without_the_best(variant):
+        if variant is VARIANTS[0]:
+            raise BuildError("unknown option")
+        return real(variant)
+
+    monkeypatch.setattr(choice, "native_ops", without_the_best)
+    ops, reason = choice._choose.__wrapped__()
+    assert ops.name == "portable"
+    assert reason == f"C++ kernels, variant portable; not {VARIANTS[0].name}: unknown option"
+    monkeypatch.setattr(choice, "fitting_variants", lambda _: [VARIANTS[0]])
+    ops, reason = choice._choose.__wrapped__()
+    assert (ops.name, reason) == ("torch", f"falling back to torch: not {VARIANTS[0].name}: unknown option")
+
+
 def test_the_variable_chooses_the_variant(monkeypatch):
     monkeypatch.setenv(choice.VARIANT_VARIABLE, "portable")
     assert choice._choose.__wrapped__()[0].name == "portable"

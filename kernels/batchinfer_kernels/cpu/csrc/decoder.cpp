@@ -50,7 +50,7 @@ struct Step {  // mirrored in library.py
   int32_t query_kind;
 };
 
-enum Part { GEMM = 0, ATTENTION = 1, ELEMENTWISE = 2 };
+enum Part { GEMM = 0, ATTENTION = 1, ELEMENTWISE = 2 };  // mirrored in native_decoder.py
 
 class Clock {  // of the region's first thread; parts end at barriers
   int64_t* spent;
@@ -70,7 +70,7 @@ static Sink sink(const Linear& linear, void* rows, float* row_scale) {
   return {rows, is_int8 ? row_scale : nullptr, linear.smoothing, linear.weights.kind, linear.rotation};
 }
 
-// Columns from `first` on of a product of `rows_of`.
+// A linear's product, from column `first` on.
 static Source product_of(const Linear& linear, const void* product, const float* row_scale, int64_t first = 0) {
   const bool is_int8 = linear.weights.kind == I8;
   return {(const char*)product + first * 4,

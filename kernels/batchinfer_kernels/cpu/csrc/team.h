@@ -8,7 +8,7 @@
 namespace bi {
 
 // OpenMP's own barriers put a thread to sleep that waits for long, and waking it costs a virtual machine some 100 us: with
-// 270 barriers a step, one late thread makes all of them late. Here a thread that waits gives way to others instead.
+// some 300 barriers a step, one late thread makes all of them late. Here a thread that waits gives way to others instead.
 class Team {
   static constexpr int SPINS = 20000;  // about a millisecond
   std::atomic<int> arrived{0};
