@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -11,10 +12,15 @@ from batchinfer_kernels.cpu import (
     Int8Recipe,
     KVShape,
     LogitsReduction,
+    PackedLayer,
+    PackedProjection,
+    PackedWeights,
     PagedKVCache,
     RotaryEmbedding,
+    native_decoder,
     native_ops,
 )
+from batchinfer_kernels.cpu.operands import PLAIN_INT8
 from batchinfer_kernels.cpu.variants import variant_named
 
 
@@ -26,6 +32,10 @@ def main(variant, folder, flags):
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         for shape, heads, block_size in ((KVShape(2, 64, 64), 6, 16), (KVShape(1, 13, 80), 20, 48)):
             attention(ops, shape, heads, block_size, dtype)
+    native_decoder.MLP_TOKENS = 16
+    for weights in (torch.int8, torch.bfloat16):
+        for num_tokens in (1, 17, 37):
+            decoder(ops, weights, num_tokens)
     print("clean")
 
 
@@ -69,6 +79,36 @@ def attention(ops, shape, heads, block_size, dtype):
     assert plan.num_partials > 0
     for options in ({}, {"window": 7}, {"softcap": 4.0, "sinks": torch.zeros(heads)}):
         ops.paged_attention(query, layer, plan, scale=0.1, **options)
+
+
+def decoder(ops, weights, num_tokens):
+    """Two layers and a head in one call each, of sizes that fill no tile."""
+    hidden, heads, kv_heads, dim, inner = 64, 4, 2, 16, 128
+
+    def linear(columns, summed):
+        packed = PackedWeights.of((torch.randn(columns, summed) * 9).to(weights))
+        if weights == torch.bfloat16:
+            return PackedProjection(packed, bias=torch.ones(columns))
+        return PackedProjection(packed, torch.ones(columns), torch.ones(columns), Int8Recipe(torch.ones(summed), 64))
+
+    rope = RotaryEmbedding(torch.ones(64, dim // 2), torch.ones(64, dim // 2))
+    norm = SimpleNamespace(weight=torch.ones(hidden), eps=1e-6, offset=0.0)
+    layers = [
+        PackedLayer(
+            linear((heads + 2 * kv_heads) * dim, hidden), linear(hidden, heads * dim), linear(2 * inner, hidden),
+            linear(hidden, inner), norm, norm, rope, heads, kv_heads, dim, dim, "silu", 0.25, None, None,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    caches = PagedKVCache([KVShape(kv_heads, dim, dim)] * 2, 4, 16, torch.bfloat16).layers
+    plan = ops.plan_attention(AttentionBatch.of([num_tokens], [num_tokens], [[2, 0, 3]]), caches[0], heads)
+    slots = caches[0].context_slots(torch.tensor([2, 0, 3]), num_tokens)
+    run, residual = ops.layers(layers, torch.bfloat16), torch.randn(num_tokens, hidden)
+    for _ in range(2):
+        run(residual, torch.arange(num_tokens), slots, caches, plan)
+    rows = ops.quantize(residual, recipe=PLAIN_INT8) if weights == torch.int8 else residual.bfloat16()
+    head = ops.head([linear(96, hidden), linear(33, hidden)])
+    head(rows, LogitsReduction(num_tokens, log_sum_exp=True, kept=[0], num_columns=129))
 
 
 if __name__ == "__main__":
