@@ -36,10 +36,10 @@ def test_it_names_what_was_measured_of_models(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "none yet" in checks_machine.check_calibration().detail
     key = {"model": "small", "threads": "2", "recipe": "", "dtype": "float32"}
-    CalibrationStore(tmp_path / "batchinfer").save(key, Calibration(((64, 10), (128, 20)), ((1, 5), (2, 9))))
+    CalibrationStore(tmp_path / "batchinfer").save(key, Calibration(((512, 10), (1024, 20)), ((1, 5), (2, 9))))
     check = checks_machine.check_calibration()
     assert check.status is CheckStatus.OK
-    assert "small (float32, 2 threads): 64 tokens a step" in check.detail
+    assert "small (float32, 2 threads): 512 tokens a step" in check.detail
 
 
 def test_build_compiles_every_variant_once(monkeypatch, tmp_path):
