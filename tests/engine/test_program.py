@@ -27,8 +27,9 @@ def _own_products(monkeypatch):
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_layers_in_one_call_give_the_same_bytes(family, quantization, monkeypatch):
-    """Chunked prefill, a neighbour and decode steps; float32 queries with INT8 weights too, and an MLP a few tokens at a time."""
-    monkeypatch.setattr(native_decoder, "MLP_TOKENS", 4)
+    """Chunked prefill, a neighbour and decode steps; float32 queries with INT8 weights too, and blocks of a few tokens."""
+    for name, tokens in (("BLOCKS_FROM", 8), ("BLOCK", 4), ("BLOCK_STEP", 2)):
+        monkeypatch.setattr(native_decoder, name, tokens)
     model = small_model(family, hidden_size=64, intermediate_size=128, head_dim=16)
     for dtype in (torch.bfloat16, torch.float32) if quantization == "int8" else (torch.bfloat16,):
         forward, attention = make_forward(

@@ -2,7 +2,7 @@
 
 from batchinfer_kernels.cpu.choice import get_ops, is_available, native_ops
 from batchinfer_kernels.cpu.interface import AttentionPlan, Ops
-from batchinfer_kernels.cpu.kv_cache import KVShape, LayerKV, PagedKVCache, untouched_zeros
+from batchinfer_kernels.cpu.kv_cache import KVShape, LayerKV, PagedKVCache
 from batchinfer_kernels.cpu.operands import (
     Accumulated,
     AttentionBatch,
@@ -12,6 +12,7 @@ from batchinfer_kernels.cpu.operands import (
     RotaryEmbedding,
 )
 from batchinfer_kernels.cpu.packed import PackedLayer, PackedProjection, PackedWeights
+from batchinfer_kernels.cpu.pages import untouched_zeros
 from batchinfer_kernels.cpu.torch_ops import TorchOps
 
 __all__ = [

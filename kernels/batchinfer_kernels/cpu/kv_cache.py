@@ -16,13 +16,13 @@ matrix before they are rounded (:func:`kv_rotation`), which spreads large channe
 from __future__ import annotations
 
 import math
-import mmap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from batchinfer_kernels import reference
+from batchinfer_kernels.cpu.pages import untouched_zeros
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,15 +160,6 @@ def _allocate(shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dty
         return LayerKV(keys, values, shape, block_size)
     scales = [untouched_zeros((*heads, block_size), torch.float32) for _ in range(2)]
     return LayerKV(keys, values, shape, block_size, *scales)
-
-
-def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros on the CPU whose pages cost memory only once they are written (``torch.zeros`` writes them all)."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes < mmap.PAGESIZE or not hasattr(mmap, "MAP_PRIVATE"):
-        return torch.zeros(*shape, dtype=dtype)
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(*shape)  # holds the pages for as long as it lives
 
 
 def _quantized(heads: torch.Tensor, scales: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -199,7 +199,10 @@ class StepStruct(Structure):
         ("attended", c_void_p),
         ("spent", c_void_p),
         ("outside", c_int64),
-        ("mlp_tokens", c_int64),
+        ("row_bytes", c_int64),
+        ("columns", c_int64),
+        ("gated_columns", c_int64),
+        ("block", c_int64),
         ("query_kind", c_int32),
     ]
 

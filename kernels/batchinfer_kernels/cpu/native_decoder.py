@@ -20,6 +20,7 @@ from batchinfer_kernels.cpu.native_gemm import packed_struct
 from batchinfer_kernels.cpu.native_rows import ACTIVATIONS
 from batchinfer_kernels.cpu.operands import Accumulated
 from batchinfer_kernels.cpu.packed import PRODUCTS
+from batchinfer_kernels.cpu.pages import untouched_zeros
 from batchinfer_kernels.cpu.pointers import address, cache_struct, reduction_struct, rope_struct
 
 if TYPE_CHECKING:
@@ -32,8 +33,20 @@ if TYPE_CHECKING:
 
 PARTS = ("gemm", "attention", "elementwise")
 """``Part`` of ``decoder.cpp``."""
-MLP_TOKENS = 512
-"""Tokens of a step that go through an MLP together: what lies between its products stays in the cores' caches."""
+BLOCKS_FROM = 192
+"""Tokens of a step from which on threads take blocks of them through a layer alone; below, they share each product's columns."""
+BLOCK = 256
+"""Most tokens of a block: what lies between its ops stays in a core's own cache."""
+BLOCK_STEP = 32
+"""Rows that the products take at once."""
+
+
+def block_of(tokens: int, threads: int) -> int:
+    """Tokens of a step's blocks, as many for each thread; 0 if there are too few for blocks."""
+    if tokens < BLOCKS_FROM:
+        return 0
+    blocks = -(-tokens // (threads * BLOCK)) * threads
+    return -(-tokens // (blocks * BLOCK_STEP)) * BLOCK_STEP
 
 
 class Spent:
@@ -59,24 +72,26 @@ class Buffers:
 
     def __init__(self, layers: Sequence[PackedLayer], query_dtype: torch.dtype) -> None:
         linears = [one for layer in layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        self._row_bytes = max(one.weights.num_summed * one.weights.dtype.itemsize for one in linears)
-        self._columns = max(one.weights.padded_columns for one in linears)
-        self._gated_bytes = max(layer.down.weights.num_summed * layer.down.weights.dtype.itemsize for layer in layers)
+        self.row_bytes = max(one.weights.num_summed * one.weights.dtype.itemsize for one in linears)
+        self.columns = max(one.weights.padded_columns for one in linears)
+        self.gated_columns = max(layer.down.weights.num_summed for layer in layers)
         self._added = max(layer.down.weights.padded_columns for layer in layers)
         self._query = max(layer.num_heads * layer.head_dim for layer in layers)
         self._attended = max(layer.o.weights.num_summed for layer in layers)
         self._query_dtype = query_dtype
-        self._tokens = 0
+        self._room = self._tokens = 0
 
-    def reserve(self, tokens: int) -> None:
-        """Make room."""
+    def reserve(self, tokens: int, room: int) -> None:
+        """Make room: for what is there once of all tokens, and for so many rows of what lies between ops."""
+        if room > self._room:
+            self._room = room
+            self.rows = untouched_zeros((room * self.row_bytes,), torch.uint8)
+            self.product = untouched_zeros((room * self.columns,), torch.int32)
+            self.gated = untouched_zeros((room * self.gated_columns,), torch.float32)
         if tokens <= self._tokens:
             return
         self._tokens = tokens
-        self.rows = torch.empty(tokens * self._row_bytes, dtype=torch.uint8)
         self.row_scale = torch.empty(tokens)
-        self.product = torch.empty(tokens * self._columns, dtype=torch.int32)
-        self.gated = torch.empty(min(tokens, MLP_TOKENS) * self._gated_bytes, dtype=torch.uint8)
         self.added = torch.empty(tokens * self._added, dtype=torch.int32)
         self.query = torch.empty(tokens * self._query, dtype=self._query_dtype)
         self.attended = torch.empty(tokens * self._attended, dtype=self._query_dtype)
@@ -116,7 +131,9 @@ class NativeLayers:
         caches_of_layers = self._cache_structs(caches)
         plan.check_fits(caches[0])
         buffers = self._buffers
-        buffers.reserve(tokens)
+        threads = torch.get_num_threads()
+        block = block_of(tokens, threads)
+        buffers.reserve(tokens, threads * block or tokens)
         first = self._layers[0]
         attended = buffers.attended[: tokens * first.o.weights.num_summed].view(tokens, -1)
         attended[plan.num_tokens :].zero_()
@@ -137,12 +154,13 @@ class NativeLayers:
             attended.data_ptr(),
             self.spent.address,
             0,
-            MLP_TOKENS,
+            buffers.row_bytes,
+            buffers.columns,
+            buffers.gated_columns,
+            block,
             KINDS[self._query_dtype],
         )
-        self._library.bi_decoder_layers(
-            self._structs, caches_of_layers, len(self._layers), step, torch.get_num_threads()
-        )
+        self._library.bi_decoder_layers(self._structs, caches_of_layers, len(self._layers), step, threads)
         if step.outside:
             raise ValueError(f"{step.outside} positions or slots lie outside of the rope's table or the cache")
         return self._left(tokens)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from batchinfer_kernels.cpu.pages import Arena
+
 if TYPE_CHECKING:
     from batchinfer_kernels.cpu.operands import Activation, Int8Recipe, RotaryEmbedding
 
@@ -22,6 +24,7 @@ COLUMN_MULTIPLE = 2 * COLUMNS
 """Columns are filled up with zeros to a multiple of it."""
 PAIRS = {torch.int8: 4, torch.bfloat16: 2}
 """Numbers a word."""
+_ARENA = Arena()
 PRODUCTS = {torch.int8: torch.int32, torch.bfloat16: torch.float32}
 """What products of a precision are: exact sums, or float32 ones."""
 
@@ -56,7 +59,7 @@ class PackedWeights:
         pair = PAIRS[weight.dtype]
         filled = torch.nn.functional.pad(weight, (0, 0, 0, -n % COLUMN_MULTIPLE))
         tiles = filled.reshape(-1, COLUMNS, k // (pair * WORDS), WORDS, pair)
-        return cls(tiles.permute(0, 2, 3, 1, 4).contiguous(), n)
+        return cls(_ARENA.copy(tiles.permute(0, 2, 3, 1, 4)), n)
 
     def unpack(self) -> torch.Tensor:
         """The weights ``[n, k]`` again."""

@@ -6,17 +6,18 @@ namespace bi {
 template <class C>
 static void attend(const Plan& plan, const Cache& cache, const Attention& call) {
   const int64_t heads = cache.num_kv_heads;
-  auto run = [&](const std::vector<Item>& items, int64_t i, bool is_final) {
-    Tile<C>(call, cache, (int)(i % heads), scratch(Tile<C>::floats(cache))).run(plan, items[i / heads], is_final);
-  };
-  if (!plan.partial_items.empty()) {  // else a barrier less
-#pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = 0; i < (int64_t)plan.partial_items.size() * heads; i++) run(plan.partial_items, i, false);
+  auto run = [&](const std::vector<Item>& items, bool is_final) {
+    const int64_t count = (int64_t)items.size() * heads;
+    for (int64_t i = Team::claim(), next; i < count; i = next) {
+      next = Team::claim();
+      Ahead ahead;
+      if (C::KIND == I8 && next < count) ahead.find(plan, cache, call.window, items[next / heads], (int)(next % heads));
+      Tile<C>(call, cache, (int)(i % heads), scratch(Tile<C>::floats(cache)), ahead).run(plan, items[i / heads], is_final);
+    }
     Team::wait();
-  }
-#pragma omp for schedule(dynamic, 1) nowait
-  for (int64_t i = 0; i < (int64_t)plan.final_items.size() * heads; i++) run(plan.final_items, i, true);
-  Team::wait();
+  };
+  if (!plan.partial_items.empty()) run(plan.partial_items, false);  // else a barrier less
+  run(plan.final_items, true);
 }
 
 void attention(const Plan& plan, const Cache& cache, const Attention& call) {
@@ -28,6 +29,5 @@ void attention(const Plan& plan, const Cache& cache, const Attention& call) {
 }  // namespace bi
 
 BI_EXPORT void bi_attention(const bi::Plan* plan, const bi::Cache* cache, const bi::Attention* call, int threads) {
-#pragma omp parallel num_threads(threads)
-  bi::attention(*plan, *cache, *call);
+  bi::Team::run(threads, [&] { bi::attention(*plan, *cache, *call); });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention_ahead.h"
 #include "attention_kernels.h"
 #include "attention_tiles.h"
 #include "attention.h"
@@ -43,6 +44,7 @@ class Tile {
 
   const Attention& call;
   const Cache& cache;
+  Ahead& next_item;
   const int kv_head, queries_per_kv_head;
   const int64_t dim, v_dim;  // padded
   int count = 0, low = 0, high = 0;
@@ -62,8 +64,8 @@ class Tile {
     return MAX_ROWS * (dim + 2 * STRIDE + 2 * v_dim) + MASKED * v_dim + (IS_I8 ? SPLIT / 2 * std::max(dim, v_dim) : 0);
   }
 
-  Tile(const Attention& call, const Cache& cache, int kv_head, float* buffer)
-      : call(call), cache(cache), kv_head(kv_head), queries_per_kv_head(call.num_q_heads / cache.num_kv_heads),
+  Tile(const Attention& call, const Cache& cache, int kv_head, float* buffer, Ahead& next_item)
+      : call(call), cache(cache), next_item(next_item), kv_head(kv_head), queries_per_kv_head(call.num_q_heads / cache.num_kv_heads),
         dim(padded(cache.head_dim)), v_dim(padded(cache.v_head_dim)) {
     scores = buffer;
     p = (Left*)(scores + MAX_ROWS * STRIDE);
@@ -119,9 +121,19 @@ class Tile {
   void run_rows(const Plan& plan, const Item& item, bool is_final) {
     const int32_t* table = plan.tables + item.table * plan.table_stride;
     bool is_empty = is_final && !start(plan, item.split_begin);
+    Ahead nothing;
     for (int s = item.split_begin; s < item.split_end && s * SPLIT < high; s++) {
-      if ((s + 1) * SPLIT <= low) continue;
-      compute(s * SPLIT, table);
+      const int end = (s + 1) * SPLIT;
+      if (end <= low) continue;
+      if (!IS_I8 || count > FEW_ROWS) {
+        compute(s * SPLIT, table, nothing);
+      } else if (s + 1 < item.split_end && end < high) {
+        Ahead next_split;
+        next_split.find(cache, table, kv_head, end, std::min(high, end + SPLIT));
+        compute(s * SPLIT, table, next_split);
+      } else {
+        compute(s * SPLIT, table, next_item);
+      }
       if (is_empty) {  // merging with nothing gives the same bits as taking the split as it is
         std::swap(out, split_out);
         std::copy(split_state, split_state + count, state);
@@ -184,26 +196,26 @@ class Tile {
   }
 
   // The tile's rows over positions base .. base + SPLIT: split_state and split_out.
-  void compute(int base, const int32_t* table) {
+  void compute(int base, const int32_t* table, Ahead& ahead) {
     const int begin = std::max(low - base, 0), end = std::min(high - base, SPLIT);
     const int first_tile = begin / TILE, last_tile = (end + TILE - 1) / TILE;
-    find_tokens(base, first_tile, last_tile, table);
+    find_tokens(base, first_tile, last_tile, table, ahead);
 #if BI_TILES
     if constexpr (IN_TILES) {
-      compute_in_tiles(base, end, first_tile, last_tile, table);
+      compute_in_tiles(base, end, first_tile, last_tile, table, ahead);
       return;
     }
 #endif
     score(base, begin / W, (end + W - 1) / W);
     memset(split_out, 0, count * v_dim * sizeof(float));
     for (int r = 0; r < count; r++) softmax(r, std::max(rows[r].low - base, 0), std::min(rows[r].high - base, SPLIT));
-    if constexpr (IS_I8) widen_values(base, first_tile, last_tile, table);
+    if constexpr (IS_I8) widen_values(base, first_tile, last_tile, table, ahead);
     const int groups = (count + MAX_R - 1) / MAX_R;
     for (int g = 0; g < groups; g++) weigh_group(g * count / groups, (g + 1) * count / groups, base);
   }
 
 #if BI_TILES
-  void compute_in_tiles(int base, int end, int first_tile, int last_tile, const int32_t* table) {
+  void compute_in_tiles(int base, int end, int first_tile, int last_tile, const int32_t* table, Ahead& ahead) {
     Groups all = {}, groups[SPLIT / TILE];
     int from_tile[MAX_GROUPS], to_tile[MAX_GROUPS];  // that a row of the group sees
     for (int g = 0; g < MAX_GROUPS; g++) {
@@ -229,7 +241,7 @@ class Tile {
       if (before > first_tile) memset(weights + first_tile * TILE, 0, (before - first_tile) * TILE * sizeof(Left));
       if (after < last_tile) memset(weights + after * TILE, 0, (last_tile - after) * TILE * sizeof(Left));
     }
-    if constexpr (IS_I8) widen_values(base, first_tile, last_tile, table);
+    if constexpr (IS_I8) widen_values(base, first_tile, last_tile, table, ahead);
     const Word* seen_values[SPLIT / TILE];  // as they are
     for (int t = first_tile; t < last_tile; t++) seen_values[t] = values[t * TILE_STEPS];
     if (end % TILE) hide_tokens(last_tile - 1, end % TILE);
@@ -307,11 +319,12 @@ class Tile {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i, 0, 1);
   }
 
-  void find_tokens(int base, int first_tile, int last_tile, const int32_t* table) {
+  void find_tokens(int base, int first_tile, int last_tile, const int32_t* table, Ahead& ahead) {
     for (int t = first_tile; t < last_tile; t++) {
       const int position = base + t * TILE, block = position / cache.block_size, offset = position % cache.block_size;
       if constexpr (IS_I8) {
         widen_keys(t, table[block], offset);
+        ahead.ask(t + 1 - first_tile, 2 * (last_tile - first_tile));
         continue;
       }
       const Word* key = (const Word*)cache.keys + tile_at(cache, dim, table[block], kv_head, offset) / C::PAIR;
@@ -329,18 +342,17 @@ class Tile {
     const int64_t scales = scale_at(cache, block, kv_head, offset);
     memcpy(key_scales + t * TILE, cache.key_scales + scales, TILE * sizeof(float));
     memcpy(value_scales + t * TILE, cache.value_scales + scales, TILE * sizeof(float));
-    if (count <= FEW_ROWS)
-      prefetch((const int8_t*)cache.values + tile_at(cache, v_dim, block, kv_head, offset), TILE * v_dim);
   }
 
   // Into the place of the keys, which are done with.
-  void widen_values(int base, int first_tile, int last_tile, const int32_t* table) {
+  void widen_values(int base, int first_tile, int last_tile, const int32_t* table, Ahead& ahead) {
     for (int t = first_tile; t < last_tile; t++) {
       const int position = base + t * TILE, block = position / cache.block_size, offset = position % cache.block_size;
       Word* to = wide + t * TILE / 2 * v_dim;
       const int64_t at = tile_at(cache, v_dim, table[block], kv_head, offset);
       C::expand((const int8_t*)cache.values + at, (uint16_t*)to, TILE * v_dim);
       for (int i = 0; i < TILE / 2; i++) values[t * (TILE / 2) + i] = to + i * v_dim;
+      ahead.ask(last_tile + t + 1 - 2 * first_tile, 2 * (last_tile - first_tile));
     }
   }
 

@@ -1,4 +1,5 @@
 // RMS norm, gated activations and quantisation: one row in, one row out.
+#include "activation.h"
 #include "row_ops.h"
 
 namespace bi {
@@ -22,16 +23,10 @@ static void add_residual(float* x, void* residual, int32_t kind, int64_t n) {
   }
 }
 
-static inline vf silu(vf x) { return x / (1.0f + exp(-x)); }
-static inline vf gelu_tanh(vf x) {  // 0.5 x (1 + tanh(u)) = x / (1 + e^-2u)
-  return x / (1.0f + exp(-1.5957691216f * (x + 0.044715f * x * x * x)));
-}
-
-void rms_norm(const Source& in, void* residual, int32_t residual_kind, const Norm& norm, int64_t rows, int64_t n,
+void rms_norm(const Source& in, void* residual, int32_t residual_kind, const Norm& norm, Range rows, int64_t n,
               const Sink& out) {
   const int64_t residual_bytes = n * (residual_kind == F32 ? 4 : 2);
-#pragma omp for schedule(static) nowait
-  for (int64_t m = 0; m < rows; m++) {
+  for (int64_t m = rows.first; m < rows.last; m++) {
     float* x = scratch(n);
     load_row(in, m, 0, n, x);
     if (residual) add_residual(x, (char*)residual + m * residual_bytes, residual_kind, n);
@@ -40,33 +35,25 @@ void rms_norm(const Source& in, void* residual, int32_t residual_kind, const Nor
     for (int64_t i = 0; i < n; i++) x[i] = x[i] * k * (norm.weight[i] + norm.offset);
     emit_row(out, m, x, n);
   }
-  Team::wait();
 }
 
-void act_and_mul(const Source& in, int32_t activation, int64_t rows, int64_t n, const Sink& out) {
-#pragma omp for schedule(static) nowait
-  for (int64_t m = 0; m < rows; m++) {
+void act_and_mul(const Source& in, int32_t activation, Range rows, int64_t n, const Sink& out) {
+  for (int64_t m = rows.first; m < rows.last; m++) {
     float* x = scratch(2 * n + 2 * W);
     float* up = x + (n + W - 1) / W * W;
     load_row(in, m, 0, n, x);
     load_row(in, m, n, n, up);
-    if (activation == 0)
-      for (int64_t i = 0; i < n; i += W) store(x + i, silu(load(x + i)) * load(up + i));
-    else
-      for (int64_t i = 0; i < n; i += W) store(x + i, gelu_tanh(load(x + i)) * load(up + i));
+    for (int64_t i = 0; i < n; i += W) store(x + i, activate(activation, load(x + i)) * load(up + i));
     emit_row(out, m, x, n);
   }
-  Team::wait();
 }
 
-void convert(const Source& in, int64_t rows, int64_t n, const Sink& out) {
-#pragma omp for schedule(static) nowait
-  for (int64_t m = 0; m < rows; m++) {
+void convert(const Source& in, Range rows, int64_t n, const Sink& out) {
+  for (int64_t m = rows.first; m < rows.last; m++) {
     float* x = scratch(n);
     load_row(in, m, 0, n, x);
     emit_row(out, m, x, n);
   }
-  Team::wait();
 }
 
 }  // namespace bi
@@ -76,17 +63,17 @@ using namespace bi;
 BI_EXPORT void bi_rms_norm(const Source* in, void* residual, int32_t residual_kind, const Norm* norm, int64_t rows,
                             int64_t n, const Sink* out, int threads) {
 #pragma omp parallel num_threads(threads) if (rows * n >= PARALLEL_FROM)
-  rms_norm(*in, residual, residual_kind, *norm, rows, n, *out);
+  rms_norm(*in, residual, residual_kind, *norm, Team::share(rows), n, *out);
 }
 
 BI_EXPORT void bi_act_and_mul(const Source* in, int32_t activation, int64_t rows, int64_t n, const Sink* out,
                                int threads) {
 #pragma omp parallel num_threads(threads) if (rows * n >= PARALLEL_FROM / 4)
-  act_and_mul(*in, activation, rows, n, *out);
+  act_and_mul(*in, activation, Team::share(rows), n, *out);
 }
 
 // Conversion of rows: int32 products to numbers, or numbers to INT8.
 BI_EXPORT void bi_convert(const Source* in, int64_t rows, int64_t n, const Sink* out, int threads) {
 #pragma omp parallel num_threads(threads) if (rows * n >= PARALLEL_FROM)
-  convert(*in, rows, n, *out);
+  convert(*in, Team::share(rows), n, *out);
 }

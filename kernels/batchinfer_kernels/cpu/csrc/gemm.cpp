@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "activation.h"
 #include "team.h"
 #include "tiles.h"
 
@@ -16,6 +17,9 @@ namespace bi {
 
 // Rows that stay in a core's cache while all weights pass them.
 constexpr int64_t CACHED_BYTES = 768 * 1024;
+constexpr int64_t CLAIMED = 4;  // strips that a thread takes at once
+
+constexpr int64_t LINE = 64, LINES = TILE_BYTES / LINE;  // of a cache, and in a tile
 
 struct Block {
   const char* rows;
@@ -26,6 +30,9 @@ struct Block {
   char* out;
   int64_t out_bytes;     // from row to row
   const int32_t* start;  // what the columns' sums begin with; null: zeros
+  const char* next_left;  // weights of the strip after this, of which the block asks for some lines of each tile
+  const char* next_right;
+  int next_lines;
 };
 
 #if BI_TILES
@@ -57,6 +64,10 @@ static inline __attribute__((always_inline)) void multiply_tiles(const Block& b)
   }
   const char *rows = b.rows, *lower = rows + 16 * b.row_bytes;
   for (int64_t i = 0; i < b.num_tiles; i++) {
+    for (int line = 0; line < b.next_lines; line++) {
+      __builtin_prefetch(b.next_left + i * TILE_BYTES + line * LINE, 0, 2);
+      __builtin_prefetch(b.next_right + i * TILE_BYTES + line * LINE, 0, 2);
+    }
     _tile_loadd(6, b.left + i * TILE_BYTES, 64);
     _tile_loadd(4, rows + i * KEPT_BYTES, b.row_bytes);
     if (INT8) _tile_dpbssd(0, 4, 6);
@@ -187,46 +198,107 @@ static void multiply_block(const Block& b, int m) {
 static inline void begin_rows(int) {}
 #endif
 
-// A run of rows times the columns of one pair of tiles.
-template <bool INT8>
-static void multiply_pair(const char* rows, int64_t num_rows, const Packed& w, int64_t pair, char* out) {
-  const int64_t bytes = row_bytes(w), out_bytes = padded_columns(w) * 4, num_tiles = bytes / KEPT_BYTES;
-  const char* left = (const char*)w.data + pair * 2 * num_tiles * TILE_BYTES;
+// Rows times two times 16 columns: out is left to `then` block after block, which is told the block's first row and its
+// number of rows.
+template <bool INT8, class Then>
+static void multiply_strip(const char* rows, int64_t num_rows, const Packed& w, int64_t left_tile, int64_t right_tile,
+                           char* out, int64_t out_bytes, int64_t block_step, Then then) {
+  const int64_t bytes = row_bytes(w), num_tiles = bytes / KEPT_BYTES;
+  const char* left = (const char*)w.data + left_tile * num_tiles * TILE_BYTES;
+  const char* right = (const char*)w.data + right_tile * num_tiles * TILE_BYTES;
   const int32_t* start = nullptr;
 #if BI_DOTS
   int32_t starts[PAIR_N];
   if (INT8) {
     start_of(left, num_tiles, starts);
-    start_of(left + num_tiles * TILE_BYTES, num_tiles, starts + TILE_N);
+    start_of(right, num_tiles, starts + TILE_N);
     start = starts;
   }
 #endif
-  for (int64_t m = 0; m < num_rows;) {
+  // Weights come from far while many rows are multiplied, so blocks ask for those of the next strip, each for a part.
+  const int64_t num_blocks = (num_rows + MAX_M - 1) / MAX_M, lines = (LINES + num_blocks - 1) / num_blocks;
+  const int64_t strip_bytes = (right_tile - left_tile == 1 ? 2 : 1) * num_tiles * TILE_BYTES;
+  for (int64_t m = 0, first = 0; m < num_rows; first += lines) {
     const int n = (int)std::min<int64_t>(MAX_M, num_rows - m);
     if (m == 0 || n < MAX_M) begin_rows(n);
-    multiply_block<INT8>({rows + m * bytes, bytes, left, left + num_tiles * TILE_BYTES, num_tiles,
-                          out + m * out_bytes + pair * PAIR_N * 4, out_bytes, start},
+    const int64_t next = strip_bytes + first * LINE;
+    multiply_block<INT8>({rows + m * bytes, bytes, left, right, num_tiles, out + m * block_step, out_bytes, start,
+                          left + next, right + next, (int)std::max<int64_t>(0, std::min(lines, LINES - first))},
                          n);
+    then(m, n);
     m += n;
   }
 }
 
-void multiply(const void* rows, int64_t num_rows, const Packed& w, void* out) {
-  const int64_t bytes = row_bytes(w), num_pairs = padded_columns(w) / PAIR_N;
-  const int64_t cached = std::max<int64_t>(2, CACHED_BYTES / bytes / MAX_M) * MAX_M;
-  const int64_t num_chunks = (num_rows + cached - 1) / cached;
+template <bool INT8>
+static void multiply_pair(const char* rows, int64_t num_rows, const Packed& w, int64_t pair, char* out) {
+  const int64_t out_bytes = padded_columns(w) * 4;
+  multiply_strip<INT8>(rows, num_rows, w, 2 * pair, 2 * pair + 1, out + pair * PAIR_N * 4, out_bytes, out_bytes,
+                       [](int64_t, int) {});
+}
+
+// 16 columns of gates beside the 16 that they multiply: the product of a block is still in the nearest cache.
+template <bool INT8>
+static void multiply_gates(const char* rows, int64_t num_rows, const Packed& w, int64_t tile, const Gates& gates,
+                           float* out) {
+  const int64_t n = w.n / 2, gate_at = tile * TILE_N, up_at = n + gate_at;
+  alignas(64) char block[MAX_M * PAIR_N * 4];
+  auto columns_of = [&](int64_t in_block, int64_t m, int64_t column) -> Source {
+    return {block + in_block * 4,
+            PAIR_N,
+            gates.row_scale ? gates.row_scale + m : nullptr,
+            gates.column_scale ? gates.column_scale + column : nullptr,
+            gates.bias ? gates.bias + column : nullptr,
+            INT8 ? I32 : F32};
+  };
+  multiply_strip<INT8>(rows, num_rows, w, tile, tile + n / TILE_N, block, PAIR_N * 4, 0, [&](int64_t m, int count) {
+    const Source gate = columns_of(0, m, gate_at), up = columns_of(TILE_N, m, up_at);
+    for (int r = 0; r < count; r++)
+      for (int i = 0; i < TILE_N; i += W)
+        store(out + (m + r) * n + gate_at + i,
+              activate(gates.activation, load_numbers(gate, r, i)) * load_numbers(up, r, i));
+  });
+}
+
+// What threads share: strips of columns, each with so many rows as stay in a core's cache meanwhile.
+template <class Strip>
+static void each_strip(const void* rows, int64_t num_rows, const Packed& w, int64_t num_strips, bool alone, Strip strip) {
+  const int64_t bytes = row_bytes(w), cached = std::max<int64_t>(2, CACHED_BYTES / bytes / MAX_M) * MAX_M;
+  const int64_t count = (num_rows + cached - 1) / cached * num_strips;
 #if BI_DOTS
   if (w.kind == I8) rows = with_offset(rows, num_rows * bytes);
 #endif
-#pragma omp for schedule(dynamic, 4) nowait
-  for (int64_t i = 0; i < num_chunks * num_pairs; i++) {
-    const int64_t first = i / num_pairs * cached, n = std::min(cached, num_rows - first);
-    const char* from = (const char*)rows + first * bytes;
-    char* to = (char*)out + first * padded_columns(w) * 4;
-    if (w.kind == I8) multiply_pair<true>(from, n, w, i % num_pairs, to);
-    else multiply_pair<false>(from, n, w, i % num_pairs, to);
+  auto run = [&](int64_t i) {
+    const int64_t first = i / num_strips * cached;
+    strip((const char*)rows + first * bytes, first, std::min(cached, num_rows - first), i % num_strips);
+  };
+  if (alone) {
+    for (int64_t i = 0; i < count; i++) run(i);
+    return;
   }
+  for (int64_t i; (i = Team::claim() * CLAIMED) < count;)
+    for (int64_t j = i; j < std::min(i + CLAIMED, count); j++) run(j);
   Team::wait();
+}
+
+void multiply(const void* rows, int64_t num_rows, const Packed& w, void* out, bool alone) {
+  each_strip(rows, num_rows, w, padded_columns(w) / PAIR_N, alone,
+             [&](const char* from, int64_t first, int64_t count, int64_t pair) {
+               char* to = (char*)out + first * padded_columns(w) * 4;
+               if (w.kind == I8) multiply_pair<true>(from, count, w, pair, to);
+               else multiply_pair<false>(from, count, w, pair, to);
+             });
+}
+
+void multiply_gated(const void* rows, int64_t num_rows, const Packed& w, const Gates& gates, float* out, bool alone) {
+  each_strip(rows, num_rows, w, w.n / 2 / TILE_N, alone,
+             [&](const char* from, int64_t first, int64_t count, int64_t tile) {
+               const Gates of = {gates.row_scale ? gates.row_scale + first : nullptr, gates.column_scale, gates.bias,
+                                 gates.activation};
+               float* to = out + first * (w.n / 2);
+               if (w.kind == I8) multiply_gates<true>(from, count, w, tile, of, to);
+               else multiply_gates<false>(from, count, w, tile, of, to);
+             });
 }
 
 }  // namespace bi
@@ -244,6 +316,5 @@ BI_EXPORT int32_t bi_gemm_prepare() {
 }
 
 BI_EXPORT void bi_gemm(const void* rows, int64_t num_rows, const Packed* weights, void* out, int threads) {
-#pragma omp parallel num_threads(threads) if (num_rows)
-  multiply(rows, num_rows, *weights, out);
+  if (num_rows) Team::run(threads, [&] { multiply(rows, num_rows, *weights, out, false); });
 }

@@ -26,7 +26,18 @@ static inline int64_t row_bytes(const Packed& w) { return w.k * (w.kind == I8 ? 
 static inline int64_t padded_columns(const Packed& w) { return (w.n + PAIR_N - 1) / PAIR_N * PAIR_N; }
 
 // out[row * padded n + column], int32 of int8 and float32 of bf16; rows of k numbers follow each other. Called by all
-// threads of a team, which share the work; returns when it is done.
-void multiply(const void* rows, int64_t num_rows, const Packed& weights, void* out);
+// threads of a team, which share the work, and returns when it is done; or by one that does it `alone`.
+void multiply(const void* rows, int64_t num_rows, const Packed& weights, void* out, bool alone);
+
+struct Gates {  // scales and biases as a Source's
+  const float* row_scale;
+  const float* column_scale;
+  const float* bias;
+  int32_t activation;
+};
+
+// The first half of the columns, put through the activation, times the second half: out[row * n / 2 + column], float32.
+// n / 2 is a multiple of 16.
+void multiply_gated(const void* rows, int64_t num_rows, const Packed& weights, const Gates& gates, float* out, bool alone);
 
 }  // namespace bi

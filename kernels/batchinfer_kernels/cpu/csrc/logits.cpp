@@ -66,10 +66,9 @@ static void keep_top(const float* x, int64_t n, int64_t first, float* values, in
   }
 }
 
-void reduce_logits(const Source& logits, int64_t rows, int64_t columns, int64_t first_column, float scale, float cap,
+void reduce_logits(const Source& logits, Range rows, int64_t columns, int64_t first_column, float scale, float cap,
                    const Reduction& out) {
-#pragma omp for schedule(static) nowait
-  for (int64_t m = 0; m < rows; m++)
+  for (int64_t m = rows.first; m < rows.last; m++)
     for (int64_t c = 0; c < columns; c += CHUNK) {
       const int64_t n = columns - c < CHUNK ? columns - c : CHUNK;
       float x[CHUNK], most = -INFINITY;
@@ -95,7 +94,6 @@ void reduce_logits(const Source& logits, int64_t rows, int64_t columns, int64_t 
       if (out.top_values && most > out.top_values[m * out.k + out.k - 1])
         keep_top(x, n, first_column + c, out.top_values + m * out.k, out.top_indices + m * out.k, out.k);
     }
-  Team::wait();
 }
 
 }  // namespace bi
@@ -105,5 +103,5 @@ using namespace bi;
 BI_EXPORT void bi_reduce_logits(const Source* logits, int64_t rows, int64_t columns, int64_t first_column, float scale,
                                  float cap, const Reduction* reduction, int threads) {
 #pragma omp parallel num_threads(threads) if (rows * columns >= 16384)
-  reduce_logits(*logits, rows, columns, first_column, scale, cap, *reduction);
+  reduce_logits(*logits, Team::share(rows), columns, first_column, scale, cap, *reduction);
 }

@@ -47,13 +47,27 @@ static void write_int8(const Cache& c, float* key, float* value, int8_t* q, int6
   for (int d = 0; d < c.v_head_dim; d++) page[2 * d] = q[d];
 }
 
+#if defined(__AVX512BW__)
+// 16 numbers as bf16, each in both halves of its word.
+static inline __m512i both_halves(vf x) {
+  const vu bits = (vu)x, rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const vu nan = (bits >> 16) | 0x40u, half = (bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded;
+  return (__m512i)(half | half << 16);
+}
+#endif
+
 static void write_key(const Cache& c, const float* x, int64_t at, int token) {
   if (c.kind == F32) {
     float* page = (float*)c.keys + at;
     for (int d = 0; d < c.head_dim; d++) page[d * TILE + token] = x[d];
   } else {
-    uint16_t* page = (uint16_t*)c.keys + at;
-    for (int d = 0; d < c.head_dim; d++) page[(d / 2) * 2 * TILE + token * 2 + d % 2] = to_bf16(x[d]);
+    uint16_t* page = (uint16_t*)c.keys + at + token * 2;
+    int d = 0;
+    for (; d + 2 <= c.head_dim; d += 2) {
+      const uint32_t pair = to_bf16(x[d]) | (uint32_t)to_bf16(x[d + 1]) << 16;
+      memcpy(page + d * TILE, &pair, 4);
+    }
+    if (d < c.head_dim) page[d * TILE] = to_bf16(x[d]);
   }
 }
 
@@ -62,8 +76,14 @@ static void write_value(const Cache& c, const float* x, int64_t at, int token) {
   if (c.kind == F32) {
     memcpy((float*)c.values + at + token * dim, x, c.v_head_dim * sizeof(float));
   } else {
-    uint16_t* page = (uint16_t*)c.values + at + token / 2 * 2 * dim + token % 2;
-    for (int d = 0; d < c.v_head_dim; d++) page[2 * d] = to_bf16(x[d]);
+    uint16_t* page = (uint16_t*)c.values + at + token / 2 * 2 * dim;
+    int d = 0;
+#if defined(__AVX512BW__)
+    const __mmask32 mine = token % 2 ? 0xaaaaaaaau : 0x55555555u;  // the other token may be another thread's
+    for (; d + W <= c.v_head_dim; d += W)
+      _mm512_mask_storeu_epi16(page + 2 * d, mine, both_halves(load(x + d)));
+#endif
+    for (; d < c.v_head_dim; d++) page[2 * d + token % 2] = to_bf16(x[d]);
   }
 }
 
@@ -72,8 +92,7 @@ void rope_and_kv_write(const RopeCall& call, const Cache& c, const Sink& query_o
   const int dim = c.head_dim, half = rope.rotary_dim / 2, kv_heads = c.num_kv_heads;
   const int64_t q_width = (int64_t)call.num_q_heads * dim, k_width = (int64_t)kv_heads * dim;
   const int64_t v_width = (int64_t)kv_heads * c.v_head_dim, kv_width = k_width + v_width;
-#pragma omp for schedule(static) nowait
-  for (int64_t t = 0; t < call.tokens; t++) {
+  for (int64_t t = call.tokens.first; t < call.tokens.last; t++) {
     const int64_t position = half ? call.positions[t] : 0, slot = call.slots[t];
     if ((half && (position < 0 || position >= call.num_positions)) || slot < -1 || slot >= c.num_blocks * c.block_size) {
       outside++;
@@ -104,7 +123,6 @@ void rope_and_kv_write(const RopeCall& call, const Cache& c, const Sink& query_o
       write_value(c, x + k_width + h * c.v_head_dim, tile_at(c, padded(c.v_head_dim), block, h, offset), offset % TILE);
     }
   }
-  Team::wait();
 }
 
 }  // namespace bi
@@ -116,9 +134,9 @@ BI_EXPORT int64_t bi_rope_and_kv_write(const Source* query, const Source* key, c
                                         const Cache* cache, int64_t tokens, int32_t num_q_heads, const Sink* query_out,
                                         int threads) {
   const int64_t width = (int64_t)(num_q_heads + cache->num_kv_heads) * cache->head_dim;
-  const RopeCall call = {query, key, value, rope, positions, num_positions, slots, tokens, num_q_heads};
   std::atomic<int64_t> outside{0};
 #pragma omp parallel num_threads(threads) if (tokens * width >= 8192)
-  rope_and_kv_write(call, *cache, *query_out, outside);
+  rope_and_kv_write({query, key, value, rope, positions, num_positions, slots, Team::share(tokens), num_q_heads}, *cache,
+                    *query_out, outside);
   return outside;
 }

@@ -1,5 +1,4 @@
-// Row-wise ops for a team of threads: each call shares the rows among the threads of the parallel region it is made
-// in, and returns when all of them are done.
+// Row-wise ops: each call does a range of rows. A row's result does not depend on the others.
 #pragma once
 #include <atomic>
 
@@ -40,13 +39,13 @@ struct Reduction {  // mirrored in library.py; all arrays have a row each
 };
 
 // residual += in (where there is a residual, kept in its own precision), and out is the norm of it.
-void rms_norm(const Source& in, void* residual, int32_t residual_kind, const Norm& norm, int64_t rows, int64_t n,
+void rms_norm(const Source& in, void* residual, int32_t residual_kind, const Norm& norm, Range rows, int64_t n,
               const Sink& out);
 
 // in: [rows, 2 n], the gate and then the up projection; activation 0 is silu, 1 gelu (tanh)
-void act_and_mul(const Source& in, int32_t activation, int64_t rows, int64_t n, const Sink& out);
+void act_and_mul(const Source& in, int32_t activation, Range rows, int64_t n, const Sink& out);
 
-void convert(const Source& in, int64_t rows, int64_t n, const Sink& out);
+void convert(const Source& in, Range rows, int64_t n, const Sink& out);
 
 // query may have no heads, and rope no dimensions: then this only writes keys and values. A token's slot is
 // block * block_size + offset; -1 writes nothing. Counts the slots or positions outside of their tables.
@@ -56,13 +55,13 @@ struct RopeCall {
   const int64_t* positions;
   int64_t num_positions;
   const int64_t* slots;
-  int64_t tokens;
+  Range tokens;
   int32_t num_q_heads;
 };
 void rope_and_kv_write(const RopeCall& call, const Cache& cache, const Sink& query_out, std::atomic<int64_t>& outside);
 
 // logits[row, column] * scale, capped where cap > 0, is word first_column + column of the row.
-void reduce_logits(const Source& logits, int64_t rows, int64_t columns, int64_t first_column, float scale, float cap,
+void reduce_logits(const Source& logits, Range rows, int64_t columns, int64_t first_column, float scale, float cap,
                    const Reduction& out);
 
 }  // namespace bi

@@ -79,26 +79,49 @@ static inline float* scratch(size_t floats) {
   return (float*)(((uintptr_t)buffer.get() + 63) & ~(uintptr_t)63);
 }
 
-static inline void load_row(const Source& in, int64_t row, int64_t first, int64_t n, float* out) {
-  if (in.kind == F32) {
-    memcpy(out, (const float*)in.data + row * in.stride + first, n * sizeof(float));
-  } else if (in.kind == BF16) {
-    const uint16_t* p = (const uint16_t*)in.data + row * in.stride + first;
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) out[i] = from_bf16(p[i]);
+// A register of consecutive numbers.
+static inline vf load_numbers(const Source& in, int64_t row, int64_t first) {
+  const int64_t at = row * in.stride + first;
+  vf x;
+  if (in.kind == I32) {
+    vi whole;
+    memcpy(&whole, (const int32_t*)in.data + at, sizeof(vi));
+    x = __builtin_convertvector(whole, vf);
   } else {
-    const int32_t* p = (const int32_t*)in.data + row * in.stride + first;
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) out[i] = (float)p[i];
+    x = load((const float*)in.data + at);
   }
+  if (in.row_scale) x = x * in.row_scale[row];
+  if (in.column_scale) x = x * load(in.column_scale + first);
+  if (in.bias) x += load(in.bias + first);
+  return x;
+}
+
+static inline void load_row(const Source& in, int64_t row, int64_t first, int64_t n, float* out) {
+  const int64_t at = row * in.stride + first;
   const float scale = in.row_scale ? in.row_scale[row] : 1.0f;
-  if (in.column_scale) {
-    const float* column = in.column_scale + first;
+  const float* column = in.column_scale ? in.column_scale + first : nullptr;
+  if (in.kind == I32) {
+    const int32_t* p = (const int32_t*)in.data + at;
+    if (column)
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) out[i] = out[i] * scale * column[i];
-  } else if (in.row_scale) {
+      for (int64_t i = 0; i < n; i++) out[i] = (float)p[i] * scale * column[i];
+    else
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) out[i] = out[i] * scale;
+      for (int64_t i = 0; i < n; i++) out[i] = (float)p[i] * scale;
+  } else {
+    if (in.kind == F32) {
+      memcpy(out, (const float*)in.data + at, n * sizeof(float));
+    } else {
+      const uint16_t* p = (const uint16_t*)in.data + at;
+#pragma omp simd
+      for (int64_t i = 0; i < n; i++) out[i] = from_bf16(p[i]);
+    }
+    if (column)
+#pragma omp simd
+      for (int64_t i = 0; i < n; i++) out[i] = out[i] * scale * column[i];
+    else if (in.row_scale)
+#pragma omp simd
+      for (int64_t i = 0; i < n; i++) out[i] = out[i] * scale;
   }
   if (in.bias) {
     const float* bias = in.bias + first;
@@ -120,8 +143,9 @@ static inline float sum_of_squares(const float* x, int64_t n) {
 
 void emit_row(const Sink& out, int64_t row, float* values, int64_t n);
 
-// Hadamard transform of consecutive blocks of 16 or more, scaled to keep lengths; its own inverse.
-void rotate(float* x, int64_t n, int block);
+// Hadamard transform of consecutive blocks of 16 or more, scaled to keep lengths; its own inverse. x is multiplied by
+// `by` before, where that is not null.
+void rotate(float* x, int64_t n, int block, const float* by = nullptr);
 
 // Symmetric INT8 with one scale, which is returned: 0 of zeros, NaN of a row with inf or NaN (its numbers are zeros).
 float quantize(const float* x, int64_t n, int8_t* out);

@@ -4,8 +4,13 @@
 #include <sched.h>
 
 #include <atomic>
+#include <cstdint>
 
 namespace bi {
+
+struct Range {
+  int64_t first, last;
+};
 
 // OpenMP's own barriers put a thread to sleep that waits for long, and waking it costs a virtual machine some 100 us: with
 // some 300 barriers a step, one late thread makes all of them late. Here a thread that waits gives way to others instead.
@@ -13,6 +18,7 @@ class Team {
   static constexpr int SPINS = 20000;  // about a millisecond
   std::atomic<int> arrived{0};
   std::atomic<unsigned> round{0};
+  std::atomic<int64_t> claimed{0};
   int size = 1;
 
   static Team*& current() {
@@ -24,6 +30,7 @@ class Team {
     const unsigned mine = round.load(std::memory_order_relaxed);
     if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
       arrived.store(0, std::memory_order_relaxed);
+      claimed.store(0, std::memory_order_relaxed);
       round.store(mine + 1, std::memory_order_release);
       return;
     }
@@ -36,22 +43,31 @@ class Team {
   }
 
  public:
-  // By all threads of a region; until leave() they wait for each other here.
-  void enter() {
+  // Work that so many threads do together.
+  template <class Work>
+  static void run(int threads, Work work) {
+    Team team;
+#pragma omp parallel num_threads(threads)
+    {
 #pragma omp single
-    size = omp_get_num_threads();
-    current() = this;
-  }
-  static void leave() { current() = nullptr; }
-
-  // Returns when all threads of the region have called it.
-  static void wait() {
-    if (Team* team = current()) {
-      team->meet();
-    } else {
-#pragma omp barrier
+      team.size = omp_get_num_threads();
+      current() = &team;
+      work();
+      current() = nullptr;
     }
   }
+
+  // The calling thread's part of n rows, as the threads of a region share them.
+  static Range share(int64_t n) {
+    const int64_t threads = omp_get_num_threads(), mine = omp_get_thread_num();
+    return {n * mine / threads, n * (mine + 1) / threads};
+  }
+
+  // The next of the things that threads take one after another; begins with 0 after each wait().
+  static int64_t claim() { return current()->claimed.fetch_add(1, std::memory_order_relaxed); }
+
+  // Returns when all threads of the team have called it.
+  static void wait() { current()->meet(); }
 };
 
 }  // namespace bi

@@ -1,0 +1,61 @@
+// Keys and values that a thread multiplies next, asked for while it multiplies others: few rows wait for memory.
+#pragma once
+#include <algorithm>
+
+#include "attention_plan.h"
+#include "layout.h"
+
+namespace bi {
+
+class Ahead {
+  static constexpr int LINE = 64;
+  struct Place {
+    const char* at;
+    int32_t lines;
+  };
+  Place places[4 * SPLIT / TILE];
+  int num_places = 0, place = 0, line = 0;
+  int64_t total = 0, asked = 0;
+
+  void add(const void* base, int64_t numbers, int64_t count, int64_t number_bytes) {
+    const int32_t lines = (int32_t)(count * number_bytes / LINE);
+    places[num_places++] = {(const char*)base + numbers * number_bytes, lines};
+    total += lines;
+  }
+
+ public:
+  // Positions from .. to of one split, whose blocks are in `table`.
+  void find(const Cache& cache, const int32_t* table, int kv_head, int from, int to) {
+    const int64_t bytes = cache.kind == F32 ? 4 : cache.kind == BF16 ? 2 : 1;
+    const int64_t dim = padded(cache.head_dim), v_dim = padded(cache.v_head_dim);
+    for (int t = from / TILE * TILE; t < to; t += TILE) {
+      const int64_t block = table[t / cache.block_size], offset = t % cache.block_size;
+      if (cache.kind == I8) {
+        add(cache.key_scales, scale_at(cache, block, kv_head, offset), TILE, 4);
+        add(cache.value_scales, scale_at(cache, block, kv_head, offset), TILE, 4);
+      }
+      add(cache.keys, tile_at(cache, dim, block, kv_head, offset), TILE * dim, bytes);
+      add(cache.values, tile_at(cache, v_dim, block, kv_head, offset), TILE * v_dim, bytes);
+    }
+  }
+
+  // The first split of an item.
+  void find(const Plan& plan, const Cache& cache, int window, const Item& item, int kv_head) {
+    const Segment& segment = plan.segments[item.segment_begin];
+    const int low = window > 0 ? std::max(0, segment.position + 1 - window) : 0;
+    const int split = std::max(item.split_begin, low / SPLIT);
+    if (split < item.split_end)
+      find(cache, plan.tables + item.table * plan.table_stride, kv_head, std::max(low, split * SPLIT),
+           std::min(segment.position + segment.count, (split + 1) * SPLIT));
+  }
+
+  // So much of it should be on its way.
+  void ask(int64_t done, int64_t of) {
+    for (const int64_t until = total * done / of; asked < until; asked++) {
+      __builtin_prefetch(places[place].at + line * LINE, 0, 2);
+      if (++line == places[place].lines) place++, line = 0;
+    }
+  }
+};
+
+}  // namespace bi
