@@ -2,6 +2,7 @@
 // to Python and without waking threads between them. Bytes are those of the ops called one by one.
 #include <algorithm>
 #include <chrono>
+#include <vector>
 
 #include "attention.h"
 #include "gemm.h"
@@ -82,6 +83,11 @@ static Source product_of(const Linear& linear, const void* product, const float*
           is_int8 ? linear.column_scale + first : nullptr,
           linear.bias ? linear.bias + first : nullptr,
           is_int8 ? I32 : F32};
+}
+
+static Scales scales_of(const Linear& linear, const float* row_scale) {
+  const Source product = product_of(linear, nullptr, row_scale);
+  return {product.row_scale, product.column_scale, product.bias};
 }
 
 // Tokens that go through a layer's ops, by all threads of the team or by one of them alone, and where what lies between
@@ -171,9 +177,8 @@ static void after_attention(const Layer& layer, const Step& step, const Tokens& 
   }
   tokens.multiply(layer.o, attended, tokens.product);
   enter(product_of(layer.o, tokens.product, tokens.row_scale), true, layer.mlp_norm, layer.gate_up, step, tokens);
-  const Source gate = product_of(layer.gate_up, nullptr, tokens.row_scale);
-  multiply_gated(tokens.rows, tokens.count, layer.gate_up.weights,
-                 {gate.row_scale, gate.column_scale, gate.bias, layer.activation}, tokens.gated, tokens.alone);
+  multiply_gated(tokens.rows, tokens.count, layer.gate_up.weights, scales_of(layer.gate_up, tokens.row_scale),
+                 layer.activation, tokens.gated, tokens.alone);
   if (tokens.clock) tokens.clock->end(GEMM);
   const Range mine = tokens.mine();
   for (int64_t m = mine.first; m < mine.last; m++)
@@ -214,6 +219,23 @@ static void run_in_blocks(const Layer* layers, const Cache* caches, int64_t num_
   }
 }
 
+// The best word of each row: threads look at a part of the words each, and no logits are written.
+static void find_best(const Linear* slices, int64_t num_slices, const void* rows, const float* row_scale, int64_t num_rows,
+                      float scale, std::vector<Largest>& seen, const Reduction& out) {
+  Largest* mine = seen.data() + omp_get_thread_num() * num_rows;
+  for (int64_t i = 0, first = 0; i < num_slices; first += slices[i].weights.n, i++)
+    multiply_largest(rows, num_rows, slices[i].weights, scales_of(slices[i], row_scale), scale, first, mine);
+  const Range range = Team::share(num_rows);
+  for (int64_t m = range.first; m < range.last; m++)
+    for (const Largest* one = seen.data() + m; one < seen.data() + seen.size(); one += num_rows) {
+      out.has_nan[m] |= one->has_nan;
+      const bool is_better = one->value > out.best[m] || (one->value == out.best[m] && one->column < out.best_index[m]);
+      if (one->column < 0 || !is_better) continue;
+      out.best[m] = one->value;
+      out.best_index[m] = one->column;
+    }
+}
+
 }  // namespace bi
 
 using namespace bi;
@@ -234,7 +256,13 @@ BI_EXPORT void bi_decoder_layers(const Layer* layers, const Cache* caches, int64
 BI_EXPORT void bi_decoder_head(const Linear* slices, int64_t num_slices, const void* rows, const float* row_scale,
                                 int64_t num_rows, void* product, float scale, float softcap, const Reduction* reduction,
                                 int threads) {
+  const bool is_only_best = !reduction->peak && !reduction->top_values && !reduction->place && !(softcap > 0.0f);
+  std::vector<Largest> seen(is_only_best ? threads * num_rows : 0);
   Team::run(threads, [&] {
+    if (is_only_best) {
+      find_best(slices, num_slices, rows, row_scale, num_rows, scale, seen, *reduction);
+      return;
+    }
     for (int64_t i = 0, first = 0; i < num_slices; first += slices[i].weights.n, i++) {
       multiply(rows, num_rows, slices[i].weights, product, false);
       reduce_logits(product_of(slices[i], product, row_scale), Team::share(num_rows), slices[i].weights.n, first, scale,

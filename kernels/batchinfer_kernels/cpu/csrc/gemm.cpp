@@ -237,26 +237,64 @@ static void multiply_pair(const char* rows, int64_t num_rows, const Packed& w, i
                        [](int64_t, int) {});
 }
 
-// 16 columns of gates beside the 16 that they multiply: the product of a block is still in the nearest cache.
+// A block of a strip's product, which is still in the nearest cache; numbers of its rows and columns.
 template <bool INT8>
-static void multiply_gates(const char* rows, int64_t num_rows, const Packed& w, int64_t tile, const Gates& gates,
-                           float* out) {
+static Source block_of(const char* block, int64_t row, int64_t in_block, int64_t column, const Scales& scales) {
+  return {block + in_block * 4,
+          PAIR_N,
+          scales.row ? scales.row + row : nullptr,
+          scales.column ? scales.column + column : nullptr,
+          scales.bias ? scales.bias + column : nullptr,
+          INT8 ? I32 : F32};
+}
+
+// 16 columns of gates beside the 16 that they multiply.
+template <bool INT8>
+static void multiply_gates(const char* rows, int64_t num_rows, const Packed& w, int64_t tile, const Scales& scales,
+                           int32_t activation, float* out) {
   const int64_t n = w.n / 2, gate_at = tile * TILE_N, up_at = n + gate_at;
   alignas(64) char block[MAX_M * PAIR_N * 4];
-  auto columns_of = [&](int64_t in_block, int64_t m, int64_t column) -> Source {
-    return {block + in_block * 4,
-            PAIR_N,
-            gates.row_scale ? gates.row_scale + m : nullptr,
-            gates.column_scale ? gates.column_scale + column : nullptr,
-            gates.bias ? gates.bias + column : nullptr,
-            INT8 ? I32 : F32};
-  };
   multiply_strip<INT8>(rows, num_rows, w, tile, tile + n / TILE_N, block, PAIR_N * 4, 0, [&](int64_t m, int count) {
-    const Source gate = columns_of(0, m, gate_at), up = columns_of(TILE_N, m, up_at);
+    const Source gate = block_of<INT8>(block, m, 0, gate_at, scales), up = block_of<INT8>(block, m, TILE_N, up_at, scales);
     for (int r = 0; r < count; r++)
       for (int i = 0; i < TILE_N; i += W)
-        store(out + (m + r) * n + gate_at + i,
-              activate(gates.activation, load_numbers(gate, r, i)) * load_numbers(up, r, i));
+        store(out + (m + r) * n + gate_at + i, activate(activation, load_numbers(gate, r, i)) * load_numbers(up, r, i));
+  });
+}
+
+static void take(float x, int64_t column, Largest& largest) {
+  largest.has_nan |= x != x;
+  if (x > largest.value) {
+    largest.value = x;
+    largest.column = column;
+  }
+}
+
+template <bool INT8>
+static void multiply_pair_largest(const char* rows, int64_t num_rows, const Packed& w, int64_t pair, const Scales& scales,
+                                  float factor, int64_t first_column, Largest* mine) {
+  const int64_t first = pair * PAIR_N;
+  const int n = (int)std::min<int64_t>(PAIR_N, w.n - first);
+  alignas(64) char block[MAX_M * PAIR_N * 4];
+  multiply_strip<INT8>(rows, num_rows, w, 2 * pair, 2 * pair + 1, block, PAIR_N * 4, 0, [&](int64_t m, int count) {
+    const Source in = block_of<INT8>(block, m, 0, first, scales);
+    for (int r = 0; r < count; r++) {
+      Largest& largest = mine[m + r];
+      float x[PAIR_N];
+      vi is_new = {};
+      if (n == PAIR_N) {
+        for (int i = 0; i < PAIR_N; i += W) {
+          const vf numbers = load_numbers(in, r, i) * factor;
+          store(x + i, numbers);
+          is_new |= ~(numbers <= splat(largest.value));  // NaN too
+        }
+        if (!any(is_new)) continue;
+      } else {
+        load_row(in, r, 0, n, x);
+        for (int i = 0; i < n; i++) x[i] *= factor;
+      }
+      for (int i = 0; i < n; i++) take(x[i], first_column + first + i, largest);
+    }
   });
 }
 
@@ -290,14 +328,30 @@ void multiply(const void* rows, int64_t num_rows, const Packed& w, void* out, bo
              });
 }
 
-void multiply_gated(const void* rows, int64_t num_rows, const Packed& w, const Gates& gates, float* out, bool alone) {
+// Of the rows from `first` on.
+static Scales from_row(const Scales& scales, int64_t first) {
+  return {scales.row ? scales.row + first : nullptr, scales.column, scales.bias};
+}
+
+void multiply_gated(const void* rows, int64_t num_rows, const Packed& w, const Scales& scales, int32_t activation,
+                    float* out, bool alone) {
   each_strip(rows, num_rows, w, w.n / 2 / TILE_N, alone,
              [&](const char* from, int64_t first, int64_t count, int64_t tile) {
-               const Gates of = {gates.row_scale ? gates.row_scale + first : nullptr, gates.column_scale, gates.bias,
-                                 gates.activation};
+               const Scales of = from_row(scales, first);
                float* to = out + first * (w.n / 2);
-               if (w.kind == I8) multiply_gates<true>(from, count, w, tile, of, to);
-               else multiply_gates<false>(from, count, w, tile, of, to);
+               if (w.kind == I8) multiply_gates<true>(from, count, w, tile, of, activation, to);
+               else multiply_gates<false>(from, count, w, tile, of, activation, to);
+             });
+}
+
+void multiply_largest(const void* rows, int64_t num_rows, const Packed& w, const Scales& scales, float factor,
+                      int64_t first_column, Largest* mine) {
+  each_strip(rows, num_rows, w, padded_columns(w) / PAIR_N, false,
+             [&](const char* from, int64_t first, int64_t count, int64_t pair) {
+               const Scales of = from_row(scales, first);
+               Largest* to = mine + first;
+               if (w.kind == I8) multiply_pair_largest<true>(from, count, w, pair, of, factor, first_column, to);
+               else multiply_pair_largest<false>(from, count, w, pair, of, factor, first_column, to);
              });
 }
 

@@ -29,15 +29,26 @@ static inline int64_t padded_columns(const Packed& w) { return (w.n + PAIR_N - 1
 // threads of a team, which share the work, and returns when it is done; or by one that does it `alone`.
 void multiply(const void* rows, int64_t num_rows, const Packed& weights, void* out, bool alone);
 
-struct Gates {  // scales and biases as a Source's
-  const float* row_scale;
-  const float* column_scale;
+struct Scales {  // of a product's numbers, and what is added to them; as a Source's
+  const float* row;
+  const float* column;
   const float* bias;
-  int32_t activation;
 };
 
 // The first half of the columns, put through the activation, times the second half: out[row * n / 2 + column], float32.
 // n / 2 is a multiple of 16.
-void multiply_gated(const void* rows, int64_t num_rows, const Packed& weights, const Gates& gates, float* out, bool alone);
+void multiply_gated(const void* rows, int64_t num_rows, const Packed& weights, const Scales& scales, int32_t activation,
+                    float* out, bool alone);
+
+struct Largest {  // of a row's numbers, the first of equal ones; -1 if none is above -inf
+  float value = -INFINITY;
+  bool has_nan = false;
+  int64_t column = -1;
+};
+
+// Takes the numbers times `factor`, whose columns begin with `first_column`, into what the calling thread has seen of
+// each row. By all threads of a team, each of which does a part.
+void multiply_largest(const void* rows, int64_t num_rows, const Packed& weights, const Scales& scales, float factor,
+                      int64_t first_column, Largest* mine);
 
 }  // namespace bi

@@ -69,6 +69,19 @@ static inline vf min(vf a, vf b) {
 #endif
 }
 
+// Whether a lane of a comparison's result is set.
+static inline bool any(vi x) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_epi8((__m256i)x) != 0;
+#else
+  for (int i = 0; i < W; i++)
+    if (x[i]) return true;
+  return false;
+#endif
+}
+
 static inline vi lanes() {
   vi x;
   for (int i = 0; i < W; i++) x[i] = i;
