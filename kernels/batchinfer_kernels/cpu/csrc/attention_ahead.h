@@ -52,7 +52,7 @@ class Ahead {
   // So much of it should be on its way.
   void ask(int64_t done, int64_t of) {
     for (const int64_t until = total * done / of; asked < until; asked++) {
-      __builtin_prefetch(places[place].at + line * LINE, 0, 2);
+      ask_for(places[place].at + line * LINE);
       if (++line == places[place].lines) place++, line = 0;
     }
   }

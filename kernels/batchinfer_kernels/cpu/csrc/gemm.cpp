@@ -65,8 +65,8 @@ static inline __attribute__((always_inline)) void multiply_tiles(const Block& b)
   const char *rows = b.rows, *lower = rows + 16 * b.row_bytes;
   for (int64_t i = 0; i < b.num_tiles; i++) {
     for (int line = 0; line < b.next_lines; line++) {
-      __builtin_prefetch(b.next_left + i * TILE_BYTES + line * LINE, 0, 2);
-      __builtin_prefetch(b.next_right + i * TILE_BYTES + line * LINE, 0, 2);
+      ask_for(b.next_left + i * TILE_BYTES + line * LINE);
+      ask_for(b.next_right + i * TILE_BYTES + line * LINE);
     }
     _tile_loadd(6, b.left + i * TILE_BYTES, 64);
     _tile_loadd(4, rows + i * KEPT_BYTES, b.row_bytes);
