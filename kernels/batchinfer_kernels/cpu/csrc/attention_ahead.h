@@ -14,13 +14,10 @@ class Ahead {
     int32_t lines;
   };
   Place places[4 * SPLIT / TILE];
-  int num_places = 0, place = 0, line = 0;
-  int64_t total = 0, asked = 0;
+  int num_places = 0, asked = 0;
 
   void add(const void* base, int64_t numbers, int64_t count, int64_t number_bytes) {
-    const int32_t lines = (int32_t)(count * number_bytes / LINE);
-    places[num_places++] = {(const char*)base + numbers * number_bytes, lines};
-    total += lines;
+    places[num_places++] = {(const char*)base + numbers * number_bytes, (int32_t)(count * number_bytes / LINE)};
   }
 
  public:
@@ -50,11 +47,9 @@ class Ahead {
   }
 
   // So much of it should be on its way.
-  void ask(int64_t done, int64_t of) {
-    for (const int64_t until = total * done / of; asked < until; asked++) {
-      ask_for(places[place].at + line * LINE);
-      if (++line == places[place].lines) place++, line = 0;
-    }
+  void ask(int done, int of) {
+    for (const int until = num_places * done / of; asked < until; asked++)
+      for (int line = 0; line < places[asked].lines; line++) ask_for(places[asked].at + line * LINE);
   }
 };
 

@@ -20,6 +20,7 @@ constexpr int MAX_R = 4, MAX_N = 2;  // 8 of 16
 
 struct F32Cache {
   static constexpr Kind KIND = F32;
+  static constexpr float LIFT = 1.0f, DROP = 1.0f;  // see I8Cache
   static constexpr int PAIR = 1;  // numbers a word
   typedef float Word;             // of the cache
   typedef float Left;             // of queries and weights
@@ -49,6 +50,7 @@ struct F32Cache {
 // A word of bf16 is two numbers that lie beside each other in the summed index: the first in its low half.
 struct BF16Cache {
   static constexpr Kind KIND = BF16;
+  static constexpr float LIFT = 1.0f, DROP = 1.0f;
   static constexpr int PAIR = 2;
   typedef uint32_t Word;
 
@@ -116,10 +118,22 @@ struct BF16Cache {
 // INT8 is multiplied as bf16, in which it is exact; scales go to the scores and to the weights.
 struct I8Cache : BF16Cache {
   static constexpr Kind KIND = I8;
+#if defined(__AVX512FP16__)
+  // A float16 is a bf16 whose exponent is 112 too small, once its mantissa is shortened: numbers come out times 2^-112,
+  // which is exact. So queries and weights are multiplied by LIFT, and sums by DROP.
+  static constexpr float LIFT = 0x1p100f, DROP = 0x1p12f;
+#endif
 
   // n numbers (a multiple of 32) in the order in which they lie.
   static void expand(const int8_t* from, uint16_t* to, int64_t n) {
-#if defined(__AVX512F__)
+#if defined(__AVX512FP16__)
+    const __m512i kept = _mm512_set1_epi16((short)0x8fff);  // the shift leaves copies of the sign in the exponent
+    for (int64_t i = 0; i < n; i += 32) {
+      const __m512i whole = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(from + i)));
+      const __m512i half = _mm512_castph_si512(_mm512_cvtepi16_ph(whole));
+      _mm512_storeu_si512(to + i, _mm512_and_si512(_mm512_srai_epi16(half, 3), kept));
+    }
+#elif defined(__AVX512F__)
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,  //
                                          31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     for (int64_t i = 0; i < n; i += 32) {

@@ -98,8 +98,8 @@ class Tile {
     high = count ? std::max(high, position + 1) : position + 1;
     Left* to = q + count++ * dim;
     const int64_t at = token * call.query_stride + (int64_t)head * n;
-    if (IS_I8 && cache.key_rotation)
-      load_rotated(to, at, n);
+    if constexpr (IS_I8)
+      load_lifted(to, at, n);
     else if (call.query_kind == F32)
       C::load_left(to, (const float*)call.query + at, n);
     else
@@ -108,13 +108,15 @@ class Tile {
   }
 
   // The row of scores is free until the query has been read.
-  void load_rotated(Left* to, int64_t at, int n) {
+  void load_lifted(Left* to, int64_t at, int n) {
     if (call.query_kind == F32)
       memcpy(scores, (const float*)call.query + at, n * sizeof(float));
     else
 #pragma omp simd
       for (int d = 0; d < n; d++) scores[d] = from_bf16(((const uint16_t*)call.query)[at + d]);
-    rotate(scores, n, cache.key_rotation);
+    if (cache.key_rotation) rotate(scores, n, cache.key_rotation);
+#pragma omp simd
+    for (int d = 0; d < n; d++) scores[d] *= C::LIFT;
     C::load_left(to, scores, n);
   }
 
@@ -184,7 +186,7 @@ class Tile {
       scale = exp_scalar(state[r].peak - peak);
       total = total * scale + exp_scalar(sink - peak);
     }
-    const float factor = scale / total, *from = out + r * v_dim;
+    const float factor = scale / total * C::DROP, *from = out + r * v_dim;
     const int n = cache.v_head_dim;
     const int64_t at = (rows[r].token * call.num_q_heads + rows[r].head) * n;
     if (call.out_kind == F32)
@@ -226,7 +228,7 @@ class Tile {
         to_tile[g] = std::max(to_tile[g], (std::min(rows[r].high - base, SPLIT) + TILE - 1) / TILE);
       }
     }
-    use_attention_tiles();
+    use_attention_tiles(count);
     for (int t = first_tile; t < last_tile; t++) {
       for (int g = 0; g < MAX_GROUPS; g++) groups[t].has[g] = from_tile[g] <= t && t < to_tile[g];
       score_tile(groups[t], (const uint16_t*)q, dim, (const uint32_t*)columns[t], scores + t * TILE, STRIDE);
@@ -242,6 +244,10 @@ class Tile {
       if (after < last_tile) memset(weights + after * TILE, 0, (last_tile - after) * TILE * sizeof(Left));
     }
     if constexpr (IS_I8) widen_values(base, first_tile, last_tile, table, ahead);
+    if constexpr (IS_I8) {  // whole numbers: a weight of zero hides any
+      weigh_wide(all, groups, first_tile, last_tile);
+      return;
+    }
     const Word* seen_values[SPLIT / TILE];  // as they are
     for (int t = first_tile; t < last_tile; t++) seen_values[t] = values[t * TILE_STEPS];
     if (end % TILE) hide_tokens(last_tile - 1, end % TILE);
@@ -255,6 +261,30 @@ class Tile {
     }
     for (int t = first_tile; t < last_tile; t++)
       if (is_poisoned[t]) spread_poison(base, t, seen_values[t]);
+  }
+
+  // Two tiles at a time, always the same two: sums within them are made before they are added to those of others. What was
+  // widened lies in one piece; of two tiles, one may not be there.
+  void weigh_wide(const Groups& all, const Groups* groups, int first_tile, int last_tile) {
+    const int begin = first_tile / 2 * 2, end = (last_tile + 1) / 2 * 2;
+    if (begin < first_tile) clear_tile(begin);
+    if (end > last_tile) clear_tile(last_tile);
+    for (int64_t d = 0; d < v_dim; d += TILE) {
+      zero_sums(all);
+      for (int t = begin; t < end; t += 2) {
+        Groups both;
+        for (int g = 0; g < MAX_GROUPS; g++)
+          both.has[g] = (t >= first_tile && groups[t].has[g]) || (t + 1 < last_tile && groups[t + 1].has[g]);
+        weigh_two_tiles(both, (const uint16_t*)p + t * TILE, STRIDE, (const uint32_t*)wide + t * TILE_STEPS * v_dim + d,
+                        v_dim);
+      }
+      store_sums(all, split_out + d, v_dim);
+    }
+  }
+
+  void clear_tile(int t) {
+    memset(wide + t * TILE_STEPS * v_dim, 0, TILE_STEPS * v_dim * sizeof(Word));
+    for (int r = 0; r < count; r++) memset(p + r * STRIDE + t * TILE, 0, TILE * sizeof(Left));
   }
 
   // Whether a row does not see a token of tile t that another row sees.
@@ -340,8 +370,10 @@ class Tile {
     C::expand((const int8_t*)cache.keys + tile_at(cache, dim, block, kv_head, offset), (uint16_t*)to, TILE * dim);
     for (int i = 0; i < TILE / W; i++) columns[t * (TILE / W) + i] = to + i * W;
     const int64_t scales = scale_at(cache, block, kv_head, offset);
-    memcpy(key_scales + t * TILE, cache.key_scales + scales, TILE * sizeof(float));
-    memcpy(value_scales + t * TILE, cache.value_scales + scales, TILE * sizeof(float));
+    for (int i = t * TILE; i < (t + 1) * TILE; i += W) {
+      store(key_scales + i, load(cache.key_scales + scales + i - t * TILE) * C::DROP);
+      store(value_scales + i, load(cache.value_scales + scales + i - t * TILE) * C::LIFT);
+    }
   }
 
   // Into the place of the keys, which are done with.

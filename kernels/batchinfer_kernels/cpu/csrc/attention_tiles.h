@@ -12,17 +12,20 @@ namespace bi {
 constexpr int GROUP = 16, MAX_GROUPS = 3;  // query rows of a tile, and tiles of rows that share keys and values
 
 // Tiles 0-2 hold sums, 3 and 7 rows of 32 numbers, 4 rows of 16; 5 is 32 of the summed index of the cache, 6 half of it.
-struct AttentionPalette : Palette {
-  constexpr AttentionPalette() {
-    for (int t = 0; t < 8; t++) {
-      bytes[t] = t == 4 ? 32 : 64;
-      rows[t] = t == 6 ? 8 : 16;
-    }
+// One for each number of rows up to a group, since tiles of fewer rows take less time, and one for more.
+struct AttentionPalettes {
+  Palette of[GROUP + 1];
+  constexpr AttentionPalettes() : of() {
+    for (int count = 1; count <= GROUP; count++)
+      for (int t = 0; t < 8; t++) {
+        of[count].bytes[t] = t == 4 ? 32 : 64;
+        of[count].rows[t] = (uint8_t)(t == 6 ? 8 : t == 5 ? 16 : count);
+      }
   }
 };
-static constexpr AttentionPalette ATTENTION_PALETTE;
+static constexpr AttentionPalettes ATTENTION_PALETTES;
 
-static inline void use_attention_tiles() { _tile_loadconfig(&ATTENTION_PALETTE); }
+static inline void use_attention_tiles(int count) { _tile_loadconfig(&ATTENTION_PALETTES.of[count < GROUP ? count : GROUP]); }
 
 // Which groups of rows take part.
 struct Groups {
@@ -96,6 +99,25 @@ static inline void weigh_tile(const Groups& groups, const uint16_t* weights, int
   if (groups.has[2]) {
     _tile_loadd(4, weights + 2 * group, stride * 2);
     _tile_dpbf16ps(2, 4, 6);
+  }
+}
+
+// Likewise with the weights of 32 tokens, whose values lie in one piece.
+static inline void weigh_two_tiles(const Groups& groups, const uint16_t* weights, int64_t stride, const uint32_t* values,
+                                   int64_t dim) {
+  const int64_t group = GROUP * stride;
+  _tile_loadd(5, values, dim * 4);
+  if (groups.has[0]) {
+    _tile_loadd(3, weights, stride * 2);
+    _tile_dpbf16ps(0, 3, 5);
+  }
+  if (groups.has[1]) {
+    _tile_loadd(7, weights + group, stride * 2);
+    _tile_dpbf16ps(1, 7, 5);
+  }
+  if (groups.has[2]) {
+    _tile_loadd(3, weights + 2 * group, stride * 2);
+    _tile_dpbf16ps(2, 3, 5);
   }
 }
 #endif
