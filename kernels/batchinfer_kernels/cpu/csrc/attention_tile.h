@@ -47,7 +47,9 @@ class Tile {
   Ahead& next_item;
   const int kv_head, queries_per_kv_head;
   const int64_t dim, v_dim;  // padded
-  int count = 0, low = 0, high = 0;
+  int count = 0;
+  int low = 0, high = 0;              // what any of the rows sees
+  int last_low = 0, first_high = 0;  // and what all of them do
   Row rows[MAX_ROWS];
   State split_state[MAX_ROWS], state[MAX_ROWS];
   const Word* columns[SPLIT / W];
@@ -96,6 +98,8 @@ class Tile {
     rows[count] = {token, head, seen_from, position + 1};
     low = count ? std::min(low, seen_from) : seen_from;
     high = count ? std::max(high, position + 1) : position + 1;
+    last_low = count ? std::max(last_low, seen_from) : seen_from;
+    first_high = count ? std::min(first_high, position + 1) : position + 1;
     Left* to = q + count++ * dim;
     const int64_t at = token * call.query_stride + (int64_t)head * n;
     if constexpr (IS_I8)
@@ -210,7 +214,7 @@ class Tile {
 #endif
     score(base, begin / W, (end + W - 1) / W);
     memset(split_out, 0, count * v_dim * sizeof(float));
-    for (int r = 0; r < count; r++) softmax(r, std::max(rows[r].low - base, 0), std::min(rows[r].high - base, SPLIT));
+    softmax(base);
     if constexpr (IS_I8) widen_values(base, first_tile, last_tile, table, ahead);
     const int groups = (count + MAX_R - 1) / MAX_R;
     for (int g = 0; g < groups; g++) weigh_group(g * count / groups, (g + 1) * count / groups, base);
@@ -233,9 +237,9 @@ class Tile {
       for (int g = 0; g < MAX_GROUPS; g++) groups[t].has[g] = from_tile[g] <= t && t < to_tile[g];
       score_tile(groups[t], (const uint16_t*)q, dim, (const uint32_t*)columns[t], scores + t * TILE, STRIDE);
     }
+    softmax(base);
     for (int r = 0; r < count; r++) {
       const int from = std::max(rows[r].low - base, 0), to = std::min(rows[r].high - base, SPLIT);
-      softmax(r, from, to);
       // tiles are multiplied for all of a group's rows
       const bool is_blind = from >= to;
       const int before = is_blind ? last_tile : from / TILE, after = is_blind ? last_tile : (to + TILE - 1) / TILE;
@@ -289,10 +293,7 @@ class Tile {
 
   // Whether a row does not see a token of tile t that another row sees.
   bool is_ragged(int base, int end, int t) const {
-    const int from = base + t * TILE, to = base + std::min(end, (t + 1) * TILE);
-    for (int r = 0; r < count; r++)
-      if (rows[r].low > from || rows[r].high < to) return true;
-    return false;
+    return last_low > base + t * TILE || first_high < base + std::min(end, (t + 1) * TILE);
   }
 
   static bool is_poison(uint32_t bf16) { return (bf16 & 0x7f80u) == 0x7f80u; }  // inf or NaN
@@ -414,40 +415,58 @@ class Tile {
     }
   }
 
-  // Scores of tokens begin .. end to weights; tokens beside them in their registers get weight zero.
-  void softmax(int r, int begin, int end) {
+  // Scores as they are compared, those of tokens beside begin .. end in their registers -inf, and the row's peak.
+  void find_peak(int r, int begin, int end) {
     split_state[r] = {-INFINITY, 0.0f};
     if (begin >= end) return;
     float* s = scores + r * STRIDE;
-    Left* weights = p + r * STRIDE;
     const int first = begin / W, last = (end - 1) / W;
-    vi lane;
-    for (int i = 0; i < W; i++) lane[i] = i;
-    auto seen = [&](int c, vf x, float otherwise) {
-      return (lane + c * W >= begin) & (lane + c * W < end) ? x : splat(otherwise);
-    };
-    float scale = call.scale;
     if (IS_I8)
       for (int c = first; c <= last; c++) store(s + c * W, load(s + c * W) * load(key_scales + c * W));
-    if (call.softcap > 0.0f) {
-      for (int c = first; c <= last; c++) store(s + c * W, capped(load(s + c * W) * scale));
-      scale = 1.0f;
-    }
-    store(s + first * W, seen(first, load(s + first * W), -INFINITY));
-    store(s + last * W, seen(last, load(s + last * W), -INFINITY));
+    if (call.softcap > 0.0f)
+      for (int c = first; c <= last; c++) store(s + c * W, capped(load(s + c * W) * call.scale));
+    store(s + first * W, seen(first, begin, end, load(s + first * W), -INFINITY));
+    store(s + last * W, seen(last, begin, end, load(s + last * W), -INFINITY));
     vf peaks = splat(-INFINITY);
     for (int c = first; c <= last; c++) peaks = max(peaks, load(s + c * W));
-    const float peak = max_lanes(peaks) * scale;
+    split_state[r].peak = max_lanes(peaks) * scale();
+  }
+
+  // Scores to weights; tokens beside begin .. end in their registers get weight zero.
+  void weigh_scores(int r, int begin, int end) {
+    if (begin >= end) return;
+    const float* s = scores + r * STRIDE;
+    Left* weights = p + r * STRIDE;
+    const int first = begin / W, last = (end - 1) / W;
+    const vf factor = splat(scale() * LOG2_E), peak = splat(-split_state[r].peak * LOG2_E);
     vf total = splat(0.0f);
-    for (int c = first; c <= last; c++) {
-      vf x = exp(fma(load(s + c * W), splat(scale), splat(-peak)));
-      if (c == first || c == last) x = seen(c, x, 0.0f);
+    auto weigh = [&](int c) { return exp2_below(fma(load(s + c * W), factor, peak)); };
+    auto keep = [&](int c, vf x) {
       total += x;
       if (IS_I8) x = weighed(c, x);
       C::store_left(weights + c * W, x);
-    }
-    split_state[r] = {peak, sum_lanes(total)};
+    };
+    keep(first, seen(first, begin, end, weigh(first), 0.0f));
+    for (int c = first + 1; c < last; c++) keep(c, weigh(c));
+    if (last > first) keep(last, seen(last, begin, end, weigh(last), 0.0f));
+    split_state[r].total = sum_lanes(total);
   }
+
+  // Row after row in two passes, so that one row's peak is not waited for before the next row is begun.
+  void softmax(int base) {
+    auto from = [&](int r) { return std::max(rows[r].low - base, 0); };
+    auto to = [&](int r) { return std::min(rows[r].high - base, SPLIT); };
+    for (int r = 0; r < count; r++) find_peak(r, from(r), to(r));
+    for (int r = 0; r < count; r++) weigh_scores(r, from(r), to(r));
+  }
+
+  static vf seen(int c, int begin, int end, vf x, float otherwise) {
+    const vi token = lanes() + c * W;
+    return (token >= begin) & (token < end) ? x : splat(otherwise);
+  }
+
+  // Of scores that are compared; softcap has taken it in.
+  float scale() const { return call.softcap > 0.0f ? 1.0f : call.scale; }
 
   // Weights times the values' scales; a token of weight zero counts for nothing, whatever its scale.
   vf weighed(int c, vf x) const { return x != splat(0.0f) ? x * load(value_scales + (IS_I8 ? c * W : 0)) : splat(0.0f); }
