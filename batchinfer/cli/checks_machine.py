@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DOCTORED_MODELS = 3
 """The latest models whose calibration is told."""
-_CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+_CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 
 
 def check_python() -> Check:

@@ -77,7 +77,10 @@ class FusedDecoder:
         ``groups`` are those rows of it that use adapters.
         """
         self.adapters.groups = groups
-        return self._reduce(*self._body(token_ids, positions, context), sampling, kept)
+        residual, x = self._body(token_ids, positions, context)
+        if not _is_every(sampling, len(residual)):
+            return self._reduce(residual, x, sampling, kept)
+        return self._reduce_rows(residual, x, kept)  # nobody reads them again
 
     def with_hidden(
         self,
@@ -123,11 +126,13 @@ class FusedDecoder:
     ) -> LogitsReduction:
         if not len(sampling):
             return LogitsReduction(0)
-        residual = residual.index_select(0, sampling)
-        last = None if x is None else _rows(x, sampling)
+        return self._reduce_rows(residual.index_select(0, sampling), None if x is None else _rows(x, sampling), kept)
+
+    def _reduce_rows(self, residual: torch.Tensor, x: Activations | None, kept: Sequence[int]) -> LogitsReduction:
+        """Of every row; ``residual`` is changed."""
         norm = self._spec.final_norm
-        rows = self._head.norm(residual, norm, None) if last is None else self._head.norm(last, norm, residual)
-        return self._head(rows, len(sampling), kept)
+        rows = self._head.norm(residual, norm, None) if x is None else self._head.norm(x, norm, residual)
+        return self._head(rows, len(residual), kept)
 
     def _note(self, parts: Mapping[str, int]) -> None:
         if self._spent is not None:
@@ -142,6 +147,11 @@ class FusedDecoder:
         layers = [layer.timed(spent) for layer in self._layers]
         vars(twin).update(_run_layer=LayerRunner(ops, self._dtype), _head=head, _layers=layers, _spent=spent)
         return twin
+
+
+def _is_every(rows: torch.Tensor, count: int) -> bool:
+    """Whether these are all rows in their order, as in a step that only decodes."""
+    return 0 < len(rows) == count and rows.device.type == "cpu" and torch.equal(rows, torch.arange(count))
 
 
 def _rows(x: Activations, rows: torch.Tensor) -> Activations:
