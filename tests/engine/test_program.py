@@ -28,7 +28,7 @@ def _own_products(monkeypatch):
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_layers_in_one_call_give_the_same_bytes(family, quantization, monkeypatch):
     """Chunked prefill, a neighbour and decode steps; float32 queries with INT8 weights too, and blocks of a few tokens."""
-    for name, tokens in (("BLOCKS_FROM", 8), ("BLOCK", 4), ("BLOCK_STEP", 2)):
+    for name, tokens in (("BLOCKS_FROM", 4), ("BLOCK", 4), ("BLOCK_STEP", 2)):
         monkeypatch.setattr(native_decoder, name, tokens)
     model = small_model(family, hidden_size=64, intermediate_size=128, head_dim=16)
     for dtype in (torch.bfloat16, torch.float32) if quantization == "int8" else (torch.bfloat16,):

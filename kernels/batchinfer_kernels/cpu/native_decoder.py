@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 PARTS = ("gemm", "attention", "elementwise")
 """``Part`` of ``decoder.cpp``."""
-BLOCKS_FROM = 192
-"""Tokens of a step from which on threads take blocks of them through a layer alone; below, they share each product's columns."""
+BLOCKS_FROM = 96
+"""Tokens a thread from which on threads take blocks of a step through a layer alone; below, they share each product's columns."""
 BLOCK = 256
 """Most tokens of a block: what lies between its ops stays in a core's own cache."""
 BLOCK_STEP = 32
@@ -43,7 +43,7 @@ BLOCK_STEP = 32
 
 def block_of(tokens: int, threads: int) -> int:
     """Tokens of a step's blocks, as many for each thread; 0 if there are too few for blocks."""
-    if tokens < BLOCKS_FROM:
+    if tokens < threads * BLOCKS_FROM:
         return 0
     blocks = -(-tokens // (threads * BLOCK)) * threads
     return -(-tokens // (blocks * BLOCK_STEP)) * BLOCK_STEP
@@ -73,7 +73,7 @@ class Buffers:
     def __init__(self, layers: Sequence[PackedLayer], query_dtype: torch.dtype) -> None:
         linears = [one for layer in layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         self.row_bytes = max(one.weights.num_summed * one.weights.dtype.itemsize for one in linears)
-        self.columns = max(one.weights.padded_columns for one in linears)
+        self.columns = max(one.weights.padded_columns for layer in layers for one in (layer.qkv, layer.o, layer.down))
         self.gated_columns = max(layer.down.weights.num_summed for layer in layers)
         self._added = max(layer.down.weights.padded_columns for layer in layers)
         self._query = max(layer.num_heads * layer.head_dim for layer in layers)
@@ -84,17 +84,19 @@ class Buffers:
     def reserve(self, tokens: int, room: int) -> None:
         """Make room: for what is there once of all tokens, and for so many rows of what lies between ops."""
         if room > self._room:
-            self._room = room
+            self._room = 0  # until all is there: memory may run out
             self.rows = untouched_zeros((room * self.row_bytes,), torch.uint8)
             self.product = untouched_zeros((room * self.columns,), torch.int32)
             self.gated = untouched_zeros((room * self.gated_columns,), torch.float32)
+            self._room = room
         if tokens <= self._tokens:
             return
-        self._tokens = tokens
+        self._tokens = 0
         self.row_scale = torch.empty(tokens)
         self.added = torch.empty(tokens * self._added, dtype=torch.int32)
         self.query = torch.empty(tokens * self._query, dtype=self._query_dtype)
         self.attended = torch.empty(tokens * self._attended, dtype=self._query_dtype)
+        self._tokens = tokens
 
 
 class NativeLayers:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -23,11 +25,19 @@ def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Zeros whose pages cost memory only once they are written (``torch.zeros`` writes them all).
 
     Huge pages where the system has them: what is read here and there would spend its time with looking up small ones.
+
+    Raises:
+        MemoryError: the system has no room for them.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < mmap.PAGESIZE or not hasattr(mmap, "MAP_PRIVATE"):
         return torch.zeros(*shape, dtype=dtype)
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise MemoryError(f"not enough memory: you tried to allocate {num_bytes} bytes") from error
     if num_bytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system built without them
             pages.madvise(mmap.MADV_HUGEPAGE)
@@ -35,16 +45,26 @@ def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 class Arena:
-    """Gives tensors that share large pages, since each alone would be too small for one. Pages live while one of them does."""
+    """Gives tensors that share large pages, since each alone would be too small for one.
+
+    Pages live while one of their tensors does, and those that still have room while this does.
+    """
 
     def __init__(self) -> None:
-        self._room = torch.empty(0, dtype=torch.uint8)
+        self._room: torch.Tensor | None = None
+        self._lock = threading.Lock()
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same numbers, contiguous, beside what was copied before."""
         num_bytes = tensor.numel() * tensor.element_size()
+        place = untouched_zeros((num_bytes,), torch.uint8) if num_bytes > ROOM else self._take(num_bytes)
+        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def _take(self, num_bytes: int) -> torch.Tensor:
         padded = -(-num_bytes // LINE) * LINE
-        if padded > self._room.numel():
-            self._room = untouched_zeros((max(padded, ROOM),), torch.uint8)
-        place, self._room = self._room[:padded], self._room[padded:]
-        return place[:num_bytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        with self._lock:
+            room = self._room
+            if room is None or room.numel() < padded:
+                room = untouched_zeros((ROOM,), torch.uint8)
+            self._room = room[padded:]
+        return room[:num_bytes]

@@ -26,7 +26,7 @@ _HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _HAS_BF16 = _HAS_AVX512 | {"avx512_vnni", "avx512_bf16"}
 _BF16 = (*_AVX512, "-mavx512vnni", "-mavx512bf16")
 _HAS_AMX = _HAS_BF16 | {"avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"}
-_AMX = (*_BF16, "-mavx512fp16", "-mamx-tile", "-mamx-int8", "-mamx-bf16")
+_AMX = (*_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16")
 
 VARIANTS = (
     Variant("amx", _HAS_AMX, _AMX, packs=True),

@@ -32,7 +32,7 @@ def main(variant, folder, flags):
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         for shape, heads, block_size in ((KVShape(2, 64, 64), 6, 16), (KVShape(1, 13, 80), 20, 48)):
             attention(ops, shape, heads, block_size, dtype)
-    native_decoder.BLOCKS_FROM, native_decoder.BLOCK, native_decoder.BLOCK_STEP = 20, 16, 4
+    native_decoder.BLOCKS_FROM, native_decoder.BLOCK, native_decoder.BLOCK_STEP = 10, 16, 4
     for weights in (torch.int8, torch.bfloat16):
         for num_tokens in (1, 17, 37):
             decoder(ops, weights, num_tokens)

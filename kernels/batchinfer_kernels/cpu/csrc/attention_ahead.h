@@ -8,7 +8,7 @@
 namespace bi {
 
 class Ahead {
-  static constexpr int LINE = 64;
+  static constexpr int LINE = 64, FEW_TOKENS = 4;
   struct Place {
     const char* at;
     int32_t lines;
@@ -36,9 +36,10 @@ class Ahead {
     }
   }
 
-  // The first split of an item.
+  // The first split of an item, if few rows are in it.
   void find(const Plan& plan, const Cache& cache, int window, const Item& item, int kv_head) {
     const Segment& segment = plan.segments[item.segment_begin];
+    if (segment.count > FEW_TOKENS || item.segment_end - item.segment_begin > FEW_TOKENS) return;
     const int low = window > 0 ? std::max(0, segment.position + 1 - window) : 0;
     const int split = std::max(item.split_begin, low / SPLIT);
     if (split < item.split_end)

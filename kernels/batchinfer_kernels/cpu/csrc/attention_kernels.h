@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "layout.h"
+#include "tiles.h"
 
 namespace bi {
 
@@ -20,10 +21,10 @@ constexpr int MAX_R = 4, MAX_N = 2;  // 8 of 16
 
 struct F32Cache {
   static constexpr Kind KIND = F32;
-  static constexpr float LIFT = 1.0f, DROP = 1.0f;  // see I8Cache
   static constexpr int PAIR = 1;  // numbers a word
   typedef float Word;             // of the cache
   typedef float Left;             // of queries and weights
+  static constexpr float DROP = 1.0f;  // see I8Cache
   static void load_left(Left* to, const float* from, int n) { memcpy(to, from, n * sizeof(float)); }
   static void load_left(Left* to, const uint16_t* from, int n) {
 #pragma omp simd
@@ -50,7 +51,7 @@ struct F32Cache {
 // A word of bf16 is two numbers that lie beside each other in the summed index: the first in its low half.
 struct BF16Cache {
   static constexpr Kind KIND = BF16;
-  static constexpr float LIFT = 1.0f, DROP = 1.0f;
+  static constexpr float LIFT = 1.0f, DROP = 1.0f;  // see I8Cache
   static constexpr int PAIR = 2;
   typedef uint32_t Word;
 
@@ -118,15 +119,18 @@ struct BF16Cache {
 // INT8 is multiplied as bf16, in which it is exact; scales go to the scores and to the weights.
 struct I8Cache : BF16Cache {
   static constexpr Kind KIND = I8;
-#if defined(__AVX512FP16__)
+#if BI_FLOAT16
   // A float16 is a bf16 whose exponent is 112 too small, once its mantissa is shortened: numbers come out times 2^-112,
-  // which is exact. So queries and weights are multiplied by LIFT, and sums by DROP.
+  // which is exact. So queries and weights are multiplied by LIFT, and sums by DROP: exact below 2^28.
   static constexpr float LIFT = 0x1p100f, DROP = 0x1p12f;
 #endif
 
   // n numbers (a multiple of 32) in the order in which they lie.
+#if BI_FLOAT16
+  __attribute__((target("avx512fp16")))
+#endif
   static void expand(const int8_t* from, uint16_t* to, int64_t n) {
-#if defined(__AVX512FP16__)
+#if BI_FLOAT16
     const __m512i kept = _mm512_set1_epi16((short)0x8fff);  // the shift leaves copies of the sign in the exponent
     for (int64_t i = 0; i < n; i += 32) {
       const __m512i whole = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(from + i)));

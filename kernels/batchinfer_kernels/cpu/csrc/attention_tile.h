@@ -36,7 +36,7 @@ class Tile {
   static constexpr int STEPS = SPLIT / C::PAIR, TILE_STEPS = TILE / C::PAIR;
   static constexpr bool IS_I8 = C::KIND == I8;
   static constexpr bool IN_TILES = BI_TILES && C::PAIR == 2;
-  static constexpr int MASKED = IN_TILES ? STEPS : 2;  // rows of values of which some numbers are hidden
+  static constexpr int MASKED = IN_TILES && !IS_I8 ? STEPS : 2;  // rows of values of which some numbers are hidden
   struct Row {
     int64_t token;
     int32_t head, low, high;  // sees positions low .. high
@@ -247,11 +247,15 @@ class Tile {
       if (before > first_tile) memset(weights + first_tile * TILE, 0, (before - first_tile) * TILE * sizeof(Left));
       if (after < last_tile) memset(weights + after * TILE, 0, (last_tile - after) * TILE * sizeof(Left));
     }
-    if constexpr (IS_I8) widen_values(base, first_tile, last_tile, table, ahead);
     if constexpr (IS_I8) {  // whole numbers: a weight of zero hides any
+      widen_values(base, first_tile, last_tile, table, ahead);
       weigh_wide(all, groups, first_tile, last_tile);
-      return;
+    } else {
+      weigh_in_tiles(base, end, all, groups, first_tile, last_tile);
     }
+  }
+
+  void weigh_in_tiles(int base, int end, const Groups& all, const Groups* groups, int first_tile, int last_tile) {
     const Word* seen_values[SPLIT / TILE];  // as they are
     for (int t = first_tile; t < last_tile; t++) seen_values[t] = values[t * TILE_STEPS];
     if (end % TILE) hide_tokens(last_tile - 1, end % TILE);

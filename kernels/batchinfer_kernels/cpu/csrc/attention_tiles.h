@@ -1,4 +1,5 @@
-// The two products of attention in AMX tiles, for caches of bf16 pairs: 16 query rows, 16 tokens or dimensions at a time.
+// The two products of attention in AMX tiles, for caches of bf16 pairs: 16 query rows, 16 or 32 tokens or dimensions at a
+// time.
 //
 // A row's sums run over the same numbers in the same order whichever rows share its tile; tokens that a row may not see
 // have a weight of zero, which adds nothing. Rows past the last one hold whatever was there, and nobody reads them.

@@ -54,7 +54,7 @@ struct Step {  // mirrored in library.py
 
 enum Part { GEMM = 0, ATTENTION = 1, ELEMENTWISE = 2 };  // mirrored in native_decoder.py
 
-class Clock {  // of the region's first thread; parts end at barriers
+class Clock {  // of the region's first thread; parts end at barriers, or with its own part of them in blocks
   int64_t* spent;
   std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
 
@@ -216,6 +216,7 @@ static void run_in_blocks(const Layer* layers, const Cache* caches, int64_t num_
         before_attention(layers[i + 1], before ? &before->down : nullptr, caches[i + 1], step, tokens, outside);
     }
     Team::wait();
+    if (clock) clock->end(GEMM);  // most of what it waited for
   }
 }
 

@@ -138,9 +138,9 @@ constexpr float C1 = 0.693146596f, C2 = 0.24022166f, C3 = 0.055510478f, C4 = 0.0
 constexpr float LOG2_E = 1.44269504f;
 constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
 
-// 2^x of x up to 0, with a relative error as exp's; below -126 it stays at 2^-126; NaN stays NaN.
+// 2^x of x up to 0, with a relative error as exp's; beyond 0 and -126 it stays at 1 and 2^-126; NaN stays NaN.
 static inline vf exp2_below(vf x) {
-  x = max(splat(-126.0f), x);
+  x = max(splat(-126.0f), min(splat(0.0f), x));
   const vf rounded = x + ROUND, f = x - (rounded - ROUND);
   vf p = splat(C5);
   p = fma(p, f, splat(C4));

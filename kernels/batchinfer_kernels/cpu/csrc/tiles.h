@@ -10,6 +10,13 @@
 #define BI_TILES 0
 #endif
 
+// CPUs with tiles have arithmetic of float16 too; compilers learnt it later.
+#if BI_TILES && (defined(__clang__) ? __clang_major__ >= 14 : __GNUC__ >= 12)
+#define BI_FLOAT16 1
+#else
+#define BI_FLOAT16 0
+#endif
+
 namespace bi {
 
 #if BI_TILES
