@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 VERSION = 1
 """Raised when something else is measured, so that older files are made anew."""
 FOLDER = "calibration"
+DISTURBED_SECONDS = 600
+"""What was measured beside other work is good for so long: it is better than nothing, and wrong once that work is done."""
 MAX_FILES = 64
 """The least recently written go when there are more."""
 GAIN = 0.03
@@ -176,13 +179,16 @@ class CalibrationStore:
             data = json.loads(self._path(key).read_text(encoding="utf-8"))
             if data["version"] != VERSION or data["key"] != dict(key):
                 return None
+            if data.get("disturbed") and time.time() - self._path(key).stat().st_mtime > DISTURBED_SECONDS:
+                return None
             return Calibration.from_dict(data["calibration"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def save(self, key: Mapping[str, str], calibration: Calibration) -> None:
-        """Keep it; where that fails the next start measures again."""
-        text = json.dumps({"version": VERSION, "key": dict(key), "calibration": asdict(calibration)}, indent=1)
+    def save(self, key: Mapping[str, str], calibration: Calibration, *, is_disturbed: bool = False) -> None:
+        """Keep it, for a while if it was disturbed; where that fails the next start measures again."""
+        kept = {"version": VERSION, "key": dict(key), "disturbed": is_disturbed, "calibration": asdict(calibration)}
+        text = json.dumps(kept, indent=1)
         path = self._path(key)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

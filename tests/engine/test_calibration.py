@@ -1,13 +1,19 @@
 """What is measured at start-up: where the curve of steps bends, which prefixes are read together, and what is kept."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from batchinfer.engine import startup
 from batchinfer.engine.calibration import (
     DEFAULT_BATCHED_TOKENS,
+    DISTURBED_SECONDS,
     MAX_FILES,
     NEVER,
     Calibration,
@@ -152,6 +158,36 @@ def test_a_file_of_no_use_is_ignored(tmp_path, change):
     assert store.load(KEY) is None
     store.save(KEY, FOUND)
     assert store.load(KEY) == FOUND
+
+
+def test_what_was_measured_beside_other_work_is_kept_for_a_while(tmp_path):
+    store = CalibrationStore(tmp_path)
+    store.save(KEY, FOUND, is_disturbed=True)
+    assert store.load(KEY) == FOUND
+    (path,) = (tmp_path / "calibration").iterdir()
+    long_ago = time.time() - DISTURBED_SECONDS - 60
+    os.utime(path, (long_ago, long_ago))
+    assert store.load(KEY) is None
+    store.save(KEY, FOUND)
+    os.utime(path, (long_ago, long_ago))
+    assert store.load(KEY) == FOUND
+
+
+def test_the_share_of_others():
+    cores = psutil.cpu_count()
+    clocks = [[0.0, 10.0], [100.0, 100.0 + 6 * cores], [50.0, 50.0 + 4 * cores]]
+    others = startup.OthersShare(*(iter(readings).__next__ for readings in clocks))
+    assert others.since_made() == (pytest.approx(0.2), 10.0)
+
+
+def test_another_process_is_seen():
+    others = startup.OthersShare()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning:
+        time.sleep(1)
+        share, seconds = others.since_made()
+        spinning.kill()
+    assert seconds >= 1
+    assert share > 0.3 / psutil.cpu_count()
 
 
 def test_files_do_not_grow_without_end_and_a_full_disk_is_no_failure(tmp_path):
