@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
+
+from batchinfer_kernels.cpu.pages import trim_heap
 
 
 def give_back_memory() -> None:
-    """Return what is free to the system: C's allocator keeps it where it is in pieces, which a load leaves behind."""
+    """Return what is free to the system."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:  # glibc only
-        trim(0)
+    trim_heap()

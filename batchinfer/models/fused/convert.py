@@ -14,6 +14,7 @@ from batchinfer.models.fused.mlp import DenseMlp
 from batchinfer.models.fused.packed_linear import PackedSlices
 from batchinfer.models.fused.spec import ExpertsSpec, MlpSpec
 from batchinfer.models.parallel.fused import share_layer
+from batchinfer_kernels.cpu.pages import trim_heap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,6 +108,8 @@ def convert(
         make.begin_layer(layer)
         built = build_layer(layer, make_one, ops)
         layers.append(built if peers is None else share_layer(built, peers))
+        if releases_weights:
+            trim_heap()  # of what this layer's conversion took beside its weights
     make.begin_head()
     head = make(spec.head)
     make.finish()

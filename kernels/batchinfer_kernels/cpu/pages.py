@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import math
 import mmap
+import os
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HUGE_PAGE = 2 << 20
-ROOM = 16 << 20
+ROOM = 64 << 20
 """Bytes that small tensors share."""
 LINE = 64
 """Bytes to which they are aligned."""
@@ -42,6 +44,13 @@ def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         with suppress(OSError):  # a system built without them
             pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(*shape)  # holds the pages for as long as it lives
+
+
+def trim_heap() -> None:
+    """Return what is free of C's heap to the system: its allocator keeps it where it lies in pieces."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:  # glibc only
+        trim(0)
 
 
 class Arena:
