@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.machine import OthersLoad, num_cores
+from batchinfer.engine.others_load import OthersLoad
+from benchmarks.machine import num_cores
 from benchmarks.peers.catalogue import ADAPTERS, Contender, threads
 from benchmarks.peers.harness import WARM_UP
 from benchmarks.peers.process import PeerProcess
@@ -113,7 +114,7 @@ def run_job(settings: dict[str, str], prompts: list[str], max_tokens: int) -> di
             "BATCHINFER_USD_PER_HOUR": str(USD_PER_HOUR),
             **threads(num_cores()),
         }
-        with OthersLoad(0, own=_waited_for) as others:
+        with OthersLoad(own=_waited_for) as others:
             done = subprocess.run(
                 command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
             )
@@ -124,7 +125,7 @@ def run_job(settings: dict[str, str], prompts: list[str], max_tokens: int) -> di
     return _entry(WHOLE, job_seconds(printed), usage["completion_tokens"], usage["prompt_tokens"], others.percent)
 
 
-def _waited_for(_pid: int) -> float:
+def _waited_for() -> float:
     """CPU seconds of the programs that this one has started and that have ended, with all that they started."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime

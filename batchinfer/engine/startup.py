@@ -13,6 +13,7 @@ import torch
 from batchinfer.engine.calibration import Calibration, CalibrationStore, SharedPrefix, describe, measure_curve
 from batchinfer.engine.ceilings import cpu_model, machine_ceilings
 from batchinfer.engine.model_shape import ModelShape
+from batchinfer.engine.others_load import OthersLoad
 from batchinfer.engine.roofline import Precision
 from batchinfer.engine.scheduler import Progress, ScheduledSequence
 from batchinfer.engine.sequence import Sequence
@@ -23,8 +24,6 @@ from batchinfer.sampling_params import SamplingParams
 from batchinfer_kernels.cpu.build import source_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from batchinfer.engine.config import EngineConfig
     from batchinfer.engine.model_runner import ModelRunner
     from batchinfer.models.load import LoadedModel
@@ -44,7 +43,7 @@ SHARED_RUNS = 3
 """The best of so many counts."""
 ACTIVATION_SHARE = 0.05
 """Of the free memory, that a step's activations may take."""
-DISTURBED_SHARE = 0.1
+DISTURBED_PERCENT = 10.0
 """Of the machine's CPU time: if other processes take more, what is measured meanwhile says little."""
 _log = logging.getLogger(__name__)
 
@@ -65,40 +64,15 @@ def start_up(runner: ModelRunner, loaded: LoadedModel, config: EngineConfig) -> 
     calibration = store.load(key)
     how = "measured before"
     if calibration is None:
-        others = OthersShare()
-        calibration = _measure(runner, loaded)
-        share, seconds = others.since_made()
-        is_disturbed = share > DISTURBED_SHARE
+        with OthersLoad() as others:
+            calibration = _measure(runner, loaded)
+        is_disturbed = others.percent > DISTURBED_PERCENT
         store.save(key, calibration, is_disturbed=is_disturbed)
-        how = f"measured in {seconds:.1f} s"
+        how = f"measured in {others.seconds:.1f} s"
         if is_disturbed:
-            how += f" while other processes took {share:.0%} of the CPU, so it is measured again at a later start"
+            how += f" while others took {others.percent:.0f} % of the CPU, so a start ten minutes later measures again"
     _log.info("model %s: %s (%s)", loaded.name, describe(calibration, config.max_num_seqs), how)
     return StartUp(calibration, _bound(runner, loaded, config))
-
-
-class OthersShare:
-    """The share of the machine's CPU time that other processes take, neighbours of a virtual machine among them."""
-
-    def __init__(
-        self,
-        wall: Callable[[], float] = time.monotonic,
-        busy: Callable[[], float] | None = None,
-        own: Callable[[], float] = time.process_time,
-    ) -> None:
-        self._clocks = (wall, busy or _busy_seconds, own)
-        self._start = [clock() for clock in self._clocks]
-
-    def since_made(self) -> tuple[float, float]:
-        """Their share since this was made, from 0 to 1, and the seconds that went by."""
-        wall, busy, own = (clock() - start for clock, start in zip(self._clocks, self._start, strict=True))
-        cores = psutil.cpu_count() or 1
-        return min(1.0, max(0.0, (busy - own) / max(wall * cores, 1e-9))), wall
-
-
-def _busy_seconds() -> float:
-    times = psutil.cpu_times()._asdict()  # guests are within user and nice; what there is depends on the system
-    return float(sum(times.get(kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal")))
 
 
 def calibration_key(runner: ModelRunner, loaded: LoadedModel) -> dict[str, str]:

@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from benchmarks.machine import OthersLoad, high_water_mb
+from batchinfer.engine.others_load import OthersLoad
+from benchmarks.machine import high_water_mb, tree_cpu_seconds
 from benchmarks.peers.catalogue import ROOT, child_environment
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class PeerProcess:
         """
         asked = [item.max_tokens for item in items]
         request = {"op": "run", "prompts": [item.prompt_token_ids for item in items], "max_tokens": asked}
-        with OthersLoad(self._popen.pid) as others:
+        with OthersLoad(own=lambda: tree_cpu_seconds(self._popen.pid)) as others:
             answer = self._ask(request, self._timeout_s)
         counts = [len(ids) for ids in answer["token_ids"]]
         if counts != asked:

@@ -25,6 +25,7 @@ from batchinfer.engine.calibration import (
 )
 from batchinfer.engine.config import EngineConfig
 from batchinfer.engine.engine import create_engine
+from batchinfer.engine.others_load import OthersLoad
 from batchinfer.engine.speculation import StepCosts, break_even
 from batchinfer.sampling_params import SamplingParams
 from batchinfer.types import Request
@@ -173,21 +174,29 @@ def test_what_was_measured_beside_other_work_is_kept_for_a_while(tmp_path):
     assert store.load(KEY) == FOUND
 
 
-def test_the_share_of_others():
-    cores = psutil.cpu_count()
-    clocks = [[0.0, 10.0], [100.0, 100.0 + 6 * cores], [50.0, 50.0 + 4 * cores]]
-    others = startup.OthersShare(*(iter(readings).__next__ for readings in clocks))
-    assert others.since_made() == (pytest.approx(0.2), 10.0)
-
-
 def test_another_process_is_seen():
-    others = startup.OthersShare()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning:
-        time.sleep(1)
-        share, seconds = others.since_made()
+        with OthersLoad() as others:
+            time.sleep(1)
         spinning.kill()
-    assert seconds >= 1
-    assert share > 0.3 / psutil.cpu_count()
+    assert others.seconds >= 1
+    assert others.percent > 30 / psutil.cpu_count()
+
+
+@pytest.mark.parametrize(("percent", "is_kept"), [(9.0, True), (11.0, False)])
+def test_an_engine_marks_what_it_measured_beside_other_work(model, tmp_path, monkeypatch, percent, is_kept):
+    class Load(OthersLoad):
+        def __exit__(self, *error):
+            super().__exit__(*error)
+            self.percent = percent
+
+    for name, value in (("PREFILL_TOKENS", (16, 32)), ("DECODE_ROWS", (1, 2)), ("SHARED_ROWS", (2,))):
+        monkeypatch.setattr(startup, name, value)
+    monkeypatch.setattr(startup, "machine_ceilings", lambda _: startup_ceilings())
+    monkeypatch.setattr(startup, "OthersLoad", Load)
+    create_engine(EngineConfig(model=str(model), device="cpu", num_kv_blocks=80, cache_dir=str(tmp_path / "cache")))
+    (path,) = (tmp_path / "cache" / "calibration").iterdir()
+    assert json.loads(path.read_text())["disturbed"] is not is_kept
 
 
 def test_files_do_not_grow_without_end_and_a_full_disk_is_no_failure(tmp_path):

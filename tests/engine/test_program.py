@@ -45,6 +45,19 @@ def test_layers_in_one_call_give_the_same_bytes(family, quantization, monkeypatc
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(together, one_by_one, strict=True))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 64])
+def test_blocks_occupy_the_threads(threads):
+    """Each of most a core's cache, whole steps of rows, and hardly a thread without one."""
+    least = threads * native_decoder.BLOCKS_FROM
+    assert native_decoder.block_of(least - 1, threads) == 0
+    for tokens in range(least, 5 * least, 7):
+        block = native_decoder.block_of(tokens, threads)
+        assert 0 < block <= native_decoder.BLOCK
+        assert block % native_decoder.BLOCK_STEP == 0
+        turns = -(-tokens // (threads * native_decoder.BLOCK))
+        assert 0.7 * threads * turns <= -(-tokens // block) <= threads * turns
+
+
 def _again(forward, attention):
     for layer in attention.kv_cache.layers:  # nothing that was written before may help
         layer.keys.zero_()

@@ -42,7 +42,7 @@ BLOCK_STEP = 32
 
 
 def block_of(tokens: int, threads: int) -> int:
-    """Tokens of a step's blocks, as many for each thread; 0 if there are too few for blocks."""
+    """Tokens of a step's blocks, which are about as many for each thread; 0 if there are too few for blocks."""
     if tokens < threads * BLOCKS_FROM:
         return 0
     blocks = -(-tokens // (threads * BLOCK)) * threads

@@ -24,9 +24,9 @@ COLUMN_MULTIPLE = 2 * COLUMNS
 """Columns are filled up with zeros to a multiple of it."""
 PAIRS = {torch.int8: 4, torch.bfloat16: 2}
 """Numbers a word."""
-_ARENA = Arena()
 PRODUCTS = {torch.int8: torch.int32, torch.bfloat16: torch.float32}
 """What products of a precision are: exact sums, or float32 ones."""
+_ARENA = Arena()
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ def decoder(ops, weights, num_tokens):
         run(residual, torch.arange(num_tokens), slots, caches, plan)
     rows = ops.quantize(residual, recipe=PLAIN_INT8) if weights == torch.int8 else residual.bfloat16()
     head = ops.head([linear(96, hidden), linear(33, hidden)])
+    head(rows, LogitsReduction(num_tokens))
     head(rows, LogitsReduction(num_tokens, log_sum_exp=True, kept=[0], num_columns=129))
 
 

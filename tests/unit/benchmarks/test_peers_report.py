@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.machine import OthersLoad
+from batchinfer.engine.others_load import OthersLoad
 from benchmarks.peers.__main__ import choose, engine_settings, parse
 from benchmarks.peers.agreement import agreed
 from benchmarks.peers.catalogue import child_environment, ours, peers
@@ -95,10 +95,10 @@ def test_a_file_grows_by_chunks_and_refuses_other_conditions(tmp_path, report):
 def test_the_load_of_others_is_what_is_left_of_the_machine():
     """10 s on 2 cores; the machine worked 15 s, of which the peer worked 12: others took 3 of 20."""
     walls, busy, own = iter([100.0, 110.0]), iter([50.0, 65.0]), iter([7.0, 19.0])
-    clocks = {"wall": lambda: next(walls), "busy": lambda: next(busy), "own": lambda _pid: next(own)}
-    with OthersLoad(1, cores=2, **clocks) as others:
+    clocks = {"wall": lambda: next(walls), "busy": lambda: next(busy), "own": lambda: next(own)}
+    with OthersLoad(cores=2, **clocks) as others:
         pass
-    assert others.percent == 15.0
+    assert (others.percent, others.seconds) == (15.0, 10.0)
 
 
 def test_agreed_tokens():

@@ -67,7 +67,8 @@ class Tile {
   }
 
   Tile(const Attention& call, const Cache& cache, int kv_head, float* buffer, Ahead& next_item)
-      : call(call), cache(cache), next_item(next_item), kv_head(kv_head), queries_per_kv_head(call.num_q_heads / cache.num_kv_heads),
+      : call(call), cache(cache), next_item(next_item), kv_head(kv_head),
+        queries_per_kv_head(call.num_q_heads / cache.num_kv_heads),
         dim(padded(cache.head_dim)), v_dim(padded(cache.v_head_dim)) {
     scores = buffer;
     p = (Left*)(scores + MAX_ROWS * STRIDE);

@@ -103,7 +103,8 @@ static inline void weigh_tile(const Groups& groups, const uint16_t* weights, int
   }
 }
 
-// Likewise with the weights of 32 tokens, whose values lie in one piece.
+// Likewise with the weights of 32 tokens, whose values lie in one piece. (A tile's number is part of an instruction's text,
+// so it cannot be a parameter.)
 static inline void weigh_two_tiles(const Groups& groups, const uint16_t* weights, int64_t stride, const uint32_t* values,
                                    int64_t dim) {
   const int64_t group = GROUP * stride;

@@ -138,10 +138,8 @@ constexpr float C1 = 0.693146596f, C2 = 0.24022166f, C3 = 0.055510478f, C4 = 0.0
 constexpr float LOG2_E = 1.44269504f;
 constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
 
-// 2^x of x up to 0, with a relative error as exp's; beyond 0 and -126 it stays at 1 and 2^-126; NaN stays NaN.
-static inline vf exp2_below(vf x) {
-  x = max(splat(-126.0f), min(splat(0.0f), x));
-  const vf rounded = x + ROUND, f = x - (rounded - ROUND);
+// 2^(n + f) of n whole, which is kept in the low bits of `rounded`, and f in [-1/2, 1/2].
+static inline vf power_of_two(vf rounded, vf f) {
   vf p = splat(C5);
   p = fma(p, f, splat(C4));
   p = fma(p, f, splat(C3));
@@ -151,19 +149,19 @@ static inline vf exp2_below(vf x) {
   return p * as_float(((vu)rounded + 127u) << 23);
 }
 
+// 2^x of x up to 0, with a relative error as exp's; beyond 0 and -126 it stays at 1 and 2^-126; NaN stays NaN.
+static inline vf exp2_below(vf x) {
+  x = max(splat(-126.0f), min(splat(0.0f), x));
+  const vf rounded = x + ROUND;
+  return power_of_two(rounded, x - (rounded - ROUND));
+}
+
 // e^x, exactly 1 at 0, relative error below 3e-7 (with fused operations); beyond 87 on either side it
 // stays at e^87 and e^-87; NaN stays NaN.
 static inline vf exp(vf x) {
   x = max(splat(-87.0f), min(splat(87.0f), x));
   const vf rounded = fma(x, splat(LOG2_E), splat(ROUND));
-  const vf f = fma(x, splat(LOG2_E), ROUND - rounded);
-  vf p = splat(C5);
-  p = fma(p, f, splat(C4));
-  p = fma(p, f, splat(C3));
-  p = fma(p, f, splat(C2));
-  p = fma(p, f, splat(C1));
-  p = fma(p, f, splat(1.0f));
-  return p * as_float(((vu)rounded + 127u) << 23);
+  return power_of_two(rounded, fma(x, splat(LOG2_E), ROUND - rounded));
 }
 
 }  // namespace bi
