@@ -12,9 +12,11 @@ class DeadlineWatch(Pressure, Forecasts):
 
     def watch_deadlines(self) -> list[str]:
         """Press the jobs that may miss their deadline, ease those that are safe; return the ids that moved."""
+        if not (jobs := self.jobs_with_deadlines()):
+            return []
         now = self._read(lambda _connection, now: now)
         return [
             job.id
-            for job in self.jobs_with_deadlines()
+            for job in jobs
             if self.press(job.id, self.deadline_chance(job, measure_speed(self.engine, job, now), now))
         ]

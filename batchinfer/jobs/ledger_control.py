@@ -6,7 +6,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, bindparam, select, update
 
 from batchinfer.db.tables import HAS_OPEN_DEADLINE, Job, Shard
 from batchinfer.errors import ConflictError
@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 
 RETRIED = (RowStatus.ERRORED, RowStatus.EXPIRED, RowStatus.CANCELLED)
 """Statuses that a plain ``retry`` runs again."""
+
+_IS_DUE = and_(
+    # planned jobs with rows that could still run
+    HAS_OPEN_DEADLINE,
+    Job.deadline_at <= bindparam("now"),
+    Job.state.in_((*RUNNABLE, *HELD)),
+    Job.planned_at.is_not(None),
+)
+_DUE = select(Job.id).where(_IS_DUE).order_by(Job.deadline_at)
 
 
 class Control(LedgerBase):
@@ -117,8 +126,7 @@ class Control(LedgerBase):
         """Start closing the jobs whose deadline has passed; return their ids."""
 
         def due(connection: Connection, now: datetime) -> list[str]:
-            query = select(Job.id).where(HAS_OPEN_DEADLINE, Job.deadline_at <= now, _can_expire())
-            return list(connection.execute(query.order_by(Job.deadline_at)).scalars())
+            return list(connection.scalars(_DUE, {"now": now}))
 
         return [job_id for job_id in self._read(due) if self._expire(job_id)]
 
@@ -136,8 +144,7 @@ class Control(LedgerBase):
     def _expire(self, job_id: str) -> bool:
         def work(connection: Connection, now: datetime) -> bool:
             self._lock_job(connection, job_id)
-            query = select(Job).where(Job.id == job_id, HAS_OPEN_DEADLINE, Job.deadline_at <= now, _can_expire())
-            job = connection.execute(query).one_or_none()
+            job = connection.execute(select(Job).where(Job.id == job_id, _IS_DUE), {"now": now}).one_or_none()
             if job is None:
                 return False
             if JobState(job.state) in HELD:
@@ -169,11 +176,6 @@ class Control(LedgerBase):
         )  # fmt: skip
         self._tell(connection, job.id, now, "retry", generation=generation, statuses=statuses, shards=num_shards)
         self._hold_if_spent(connection, job.id, now)
-
-
-def _can_expire() -> Any:
-    """Planned jobs with rows that could still run."""
-    return Job.state.in_((*RUNNABLE, *HELD)) & Job.planned_at.is_not(None)
 
 
 def _check_budget(job: Row[Any], budget_nanos: int | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import case, insert, select, update
+from sqlalchemy import bindparam, case, insert, select, update
 
 from batchinfer.db.tables import Attempt, BudgetRow, Job
 from batchinfer.errors import FencedError
@@ -23,6 +23,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlalchemy import Connection, Row
+
+_WITH_BUDGET = select(BudgetRow.tenant_id).distinct()
+_metered = bindparam("metered", type_=Attempt.__table__.c.metered_ns.type)
+_RENEW = (
+    update(Attempt)
+    .where(Attempt.id == bindparam("attempt"), Attempt.state == AttemptState.RUNNING)
+    .values(
+        lease_expires_at=bindparam("until"),
+        metered_ns=case((Attempt.metered_ns < _metered, _metered), else_=Attempt.metered_ns),
+    )
+    .returning(Attempt)
+)
 
 
 class _Overspent(Exception):  # noqa: N818 -- no error, a way out of a transaction
@@ -100,7 +112,7 @@ class Leases(Endings):
         """Hold the jobs of tenants that have spent their month's budget; return the ids of those that are held now."""
 
         def running(connection: Connection, now: datetime) -> list[str]:
-            tenants = connection.execute(select(BudgetRow.tenant_id).distinct()).scalars().all()
+            tenants = connection.scalars(_WITH_BUDGET).all()
             over = [tenant for tenant in tenants if tenant_overspend(connection, tenant, now)]
             query = select(Job.id).where(Job.tenant_id.in_(over), Job.state.in_(RUNNABLE), Job.closing.is_(None))
             return list(connection.execute(query).scalars()) if over else []
@@ -111,18 +123,12 @@ class Leases(Endings):
         """Renew the lease. ``metered_ns``: device time this attempt has used so far. Raises FencedError."""
 
         def work(connection: Connection, now: datetime) -> HeartbeatReply:
-            attempt = connection.execute(
-                update(Attempt)
-                .where(Attempt.id == attempt_id, Attempt.state == AttemptState.RUNNING)
-                .values(
-                    lease_expires_at=now + timedelta(seconds=lease_seconds),
-                    metered_ns=case((Attempt.metered_ns < metered_ns, metered_ns), else_=Attempt.metered_ns),
-                )
-                .returning(Attempt)
-            ).one_or_none()
+            until = now + timedelta(seconds=lease_seconds)
+            values = {"attempt": attempt_id, "until": until, "metered": metered_ns}
+            attempt = connection.execute(_RENEW, values).one_or_none()
             if attempt is None:
                 raise FencedError(f"attempt {attempt_id} no longer holds its shard; stop working on it")
-            job = connection.execute(select(Job).where(Job.id == attempt.job_id)).one()
+            job = self._find_job(connection, attempt.job_id)
             return HeartbeatReply(_action(job, attempt, now), attempt.lease_expires_at)
 
         return self._write(work)

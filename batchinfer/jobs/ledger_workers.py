@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, delete, func, or_, select, true, update
+from sqlalchemy import and_, bindparam, delete, func, or_, select, true, update
 
 from batchinfer.db.tables import CLAIMABLE, RUNNING, WAITS_FOR_MANIFEST, WAITS_FOR_PLAN, Attempt, Job, Shard, Worker
 from batchinfer.errors import NotFoundError
@@ -17,13 +17,42 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from sqlalchemy import Connection, TextClause
+    from sqlalchemy import ColumnElement, Connection, TextClause
 
     from batchinfer.jobs.records import WorkerRecord
     from batchinfer.jobs.serving import Serves
 
 MAX_ENGINES = 8
 """Engines of a job whose reports are kept, the latest ones."""
+
+_NOW = bindparam("now", type_=Job.__table__.c.step_expires_at.type)
+_ADDRESS = (Shard.queue, Shard.needs, Shard.model)
+
+
+def _lanes(condition: ColumnElement[bool]) -> Any:
+    """Counts of shards by their address."""
+    return select(*_ADDRESS, func.count()).where(condition).group_by(*_ADDRESS)
+
+
+def _waiting(jobs: TextClause) -> Any:
+    is_free = or_(Job.step_expires_at.is_(None), Job.step_expires_at <= _NOW)
+    return select(func.count()).select_from(Job).where(jobs, is_free).scalar_subquery()
+
+
+# made once: tickers ask these every second
+_LANES = (
+    _lanes(and_(CLAIMABLE, or_(Shard.retry_at.is_(None), Shard.retry_at <= _NOW))),
+    _lanes(
+        and_(
+            Shard.id.in_(select(Attempt.shard_id).where(RUNNING, Attempt.lease_expires_at <= _NOW)),
+            Shard.queue.is_not(None),
+        )
+    ),
+)
+"""Shards that wait, and shards whose lease has expired; of all jobs, ..."""
+_LANES_OF_JOB = tuple(query.where(Shard.job_id == bindparam("job")) for query in _LANES)
+"""... and of one."""
+_CONTROL = select(_waiting(WAITS_FOR_PLAN), _waiting(WAITS_FOR_MANIFEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +158,12 @@ class Workers(LedgerBase):
 
     def pending_lanes(self, job_id: str | None = None) -> list[Lane]:
         """Shards that a worker could lease now, by what they need; of all jobs or one."""
-        is_of_job = true() if job_id is None else Shard.job_id == job_id
-        columns = (Shard.queue, Shard.needs, Shard.model)
 
         def work(connection: Connection, now: datetime) -> list[Lane]:
-            is_due = or_(Shard.retry_at.is_(None), Shard.retry_at <= now)
-            expired = Shard.id.in_(select(Attempt.shard_id).where(RUNNING, Attempt.lease_expires_at <= now))
             counts: dict[tuple[str, str, bool], int] = {}
-            for condition in (and_(CLAIMABLE, is_due), and_(expired, Shard.queue.is_not(None))):
-                query = select(*columns, func.count()).where(condition, is_of_job).group_by(*columns)
-                for queue, needs, model, count in connection.execute(query):
+            values = {"now": now} if job_id is None else {"now": now, "job": job_id}
+            for query in _LANES if job_id is None else _LANES_OF_JOB:
+                for queue, needs, model, count in connection.execute(query, values):
                     lane = (model, needs, queue == EVERYONE)
                     counts[lane] = counts.get(lane, 0) + count
             return [Lane(*lane, count) for lane, count in counts.items()]
@@ -149,11 +174,7 @@ class Workers(LedgerBase):
         """Jobs that wait for a planner, and jobs that wait for a finalizer, now."""
 
         def work(connection: Connection, now: datetime) -> tuple[int, int]:
-            return _num_waiting(connection, WAITS_FOR_PLAN, now), _num_waiting(connection, WAITS_FOR_MANIFEST, now)
+            plans, finals = connection.execute(_CONTROL, {"now": now}).one()
+            return plans, finals
 
         return self._read(work)
-
-
-def _num_waiting(connection: Connection, waiting: TextClause, now: datetime) -> int:
-    is_free = or_(Job.step_expires_at.is_(None), Job.step_expires_at <= now)
-    return connection.execute(select(func.count()).select_from(Job).where(waiting, is_free)).scalar_one()

@@ -25,6 +25,13 @@ HOPELESS = 0.02
 MAX_WATCHED = 500
 """Deadlines looked at together, the nearest first."""
 
+_WATCHED = (
+    select(Job)
+    .where(HAS_OPEN_DEADLINE, Job.state.in_(RUNNABLE), Job.planned_at.is_not(None))
+    .order_by(Job.deadline_at)
+    .limit(MAX_WATCHED)
+)
+
 
 def pressure_of(probability: float | None) -> int:
     """Sort key of a job that finishes in time with this probability (None: not known); lower goes first.
@@ -58,7 +65,6 @@ class Pressure(LedgerBase):
         """Jobs that run towards a deadline, the nearest first, a bounded number."""
 
         def work(connection: Connection, _now: datetime) -> list[JobRecord]:
-            query = select(Job).where(HAS_OPEN_DEADLINE, Job.state.in_(RUNNABLE), Job.planned_at.is_not(None))
-            return [job_record(row) for row in connection.execute(query.order_by(Job.deadline_at).limit(MAX_WATCHED))]
+            return [job_record(row) for row in connection.execute(_WATCHED)]
 
         return self._read(work)

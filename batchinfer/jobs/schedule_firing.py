@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import bindparam, func, or_, select, update
 
 from batchinfer.db.tables import Job, ScheduleRow, ScheduleRunRow
 from batchinfer.db.tables.schedules import IS_OPEN, MAY_FIRE, WAITS
@@ -35,6 +35,22 @@ MAX_FIRED = 100
 """Most runs that one schedule fires in one transaction; the rest comes with the next tick."""
 _ENDED = sorted(state.value for state in TERMINAL)
 
+# made once: tickers ask these every second
+_DUE = select(ScheduleRow.id).where(MAY_FIRE, ScheduleRow.due_at <= bindparam("now"))
+_ANY_ENDED = (
+    select(ScheduleRunRow.id).join(Job, Job.id == ScheduleRunRow.job_id).where(IS_OPEN, Job.state.in_(_ENDED)).limit(1)
+)
+_QUEUE = (ScheduleRunRow.schedule_id, ScheduleRunRow.backfill_id, ScheduleRow.overlap, ScheduleRow.max_active)
+_QUEUES = (
+    select(*_QUEUE, func.min(ScheduleRunRow.parallel).label("parallel"))
+    .join(ScheduleRow, ScheduleRow.id == ScheduleRunRow.schedule_id)
+    .where(
+        *(WAITS, ScheduleRunRow.look_at <= bindparam("now")),
+        or_(ScheduleRow.is_paused == 0, ScheduleRunRow.kind == RunKind.MANUAL),
+    )
+    .group_by(*_QUEUE)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -58,10 +74,11 @@ class Firing(Jobs):
 
     def fire_due(self) -> int:
         """Write a run for each logical date that is due; return how many were written."""
-        due = self._rows(
-            select(ScheduleRow.id).where(MAY_FIRE, ScheduleRow.due_at <= self._read(lambda _connection, now: now))
-        )
-        return sum(self._fire(row.id) for row in due)
+
+        def due(connection: Connection, now: datetime) -> list[str]:
+            return list(connection.scalars(_DUE, {"now": now}))
+
+        return sum(self._fire(schedule_id) for schedule_id in self._read(due))
 
     def _fire(self, schedule_id: str) -> int:
         return self._write(lambda connection, now: _fire(connection, schedule_id, now))
@@ -75,9 +92,7 @@ class Firing(Jobs):
             statement = update(run).where(IS_OPEN, run.run_state == RunState.RUNNING, ended.exists())
             return int(connection.execute(statement.values(run_state=RunState.DONE, ended_at=now)).rowcount)
 
-        run = ScheduleRunRow
-        some = select(run.id).join(Job, Job.id == run.job_id)
-        return self._write(work) if self._rows(some.where(IS_OPEN, Job.state.in_(_ENDED)).limit(1)) else 0
+        return self._write(work) if self._rows(_ANY_ENDED) else 0
 
     def claim_all(self) -> list[Claim]:
         """Take the next run of each queue (a schedule's own, each backfill's) that is due and has room, or needs none."""
@@ -91,16 +106,8 @@ class Firing(Jobs):
         """Queues in which a run waits that is due and would not be blocked."""
 
         def work(connection: Connection, now: datetime) -> list[tuple[str, str | None]]:
-            run, schedule = ScheduleRunRow, ScheduleRow
-            may_run = or_(schedule.is_paused == 0, run.kind == RunKind.MANUAL)
-            waiting = (
-                select(run.schedule_id, run.backfill_id, func.min(run.parallel).label("parallel"), schedule.overlap, schedule.max_active)
-                .join(schedule, schedule.id == run.schedule_id)
-                .where(WAITS, run.look_at <= now, may_run)
-                .group_by(run.schedule_id, run.backfill_id, schedule.overlap, schedule.max_active)
-            )  # fmt: skip
             found = []
-            for row in connection.execute(waiting):
+            for row in connection.execute(_QUEUES, {"now": now}):
                 room = row.parallel or row.max_active
                 is_patient = row.backfill_id is not None or row.overlap == Overlap.QUEUE
                 if not is_patient or len(_active(connection, row.schedule_id, row.backfill_id)) < room:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import bindparam, delete, or_, select, update
 
 from batchinfer.db.tables import WebhookDeliveryRow, WebhookMessageRow, WebhookRow
 from batchinfer.db.tables.webhooks import IS_PENDING
@@ -31,6 +31,18 @@ DISABLE_AFTER = timedelta(days=5)
 """A receiver that has failed for so long, every time, is not asked any more."""
 KEEP = timedelta(days=30)
 GONE = 410
+
+_NOW = bindparam("now", type_=WebhookDeliveryRow.__table__.c.next_at.type)
+_DUE_FIRST = (
+    select(WebhookDeliveryRow.id)
+    .join(WebhookRow, WebhookRow.id == WebhookDeliveryRow.webhook_id)
+    .where(
+        *(IS_PENDING, WebhookDeliveryRow.next_at <= _NOW),
+        *(WebhookRow.disabled_at.is_(None), or_(WebhookRow.open_until.is_(None), WebhookRow.open_until <= _NOW)),
+    )
+    .order_by(WebhookDeliveryRow.next_at)
+    .limit(1)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +96,20 @@ class WebhookQueue(LedgerBase):
 
         def work(connection: Connection, now: datetime) -> Claimed | None:
             row, hook = WebhookDeliveryRow, WebhookRow
-            best = select(row.id).join(hook, hook.id == row.webhook_id)
-            if delivery_id is None:
-                is_open = or_(hook.open_until.is_(None), hook.open_until <= now)
-                best = best.where(IS_PENDING, row.next_at <= now, hook.disabled_at.is_(None), is_open)
-                best = best.order_by(row.next_at).limit(1)
-            else:
-                best = best.where(row.id == delivery_id, IS_PENDING)
-            chosen = best.with_for_update(skip_locked=True, of=row).scalar_subquery()
+            best = select(row.id).join(hook, hook.id == row.webhook_id).where(row.id == delivery_id, IS_PENDING)
+            chosen = (_DUE_FIRST if delivery_id is None else best).with_for_update(skip_locked=True, of=row)
             taken = connection.execute(
                 update(row)
-                .where(row.id == chosen, row.state == "pending")
+                .where(row.id == chosen.scalar_subquery(), row.state == "pending")
                 .values(next_at=now + timedelta(seconds=CLAIM_SECONDS), num_attempts=row.num_attempts + 1)
-                .returning(row.id, row.webhook_id, row.message_id, row.num_attempts)
+                .returning(row.id, row.webhook_id, row.message_id, row.num_attempts),
+                {"now": now},
             ).one_or_none()
             return None if taken is None else _claimed(connection, taken, now)
 
+        # senders look every second and mostly find nothing, which should not cost a transaction that locks
+        if delivery_id is None and not self._read(_is_due):
+            return None
         return self._write(work)
 
     def settle(self, claimed: Claimed, answer: Answer) -> None:
@@ -133,6 +143,10 @@ class WebhookQueue(LedgerBase):
             return len(ids)
 
         return self._write(work)
+
+
+def _is_due(connection: Connection, now: datetime) -> bool:
+    return connection.execute(_DUE_FIRST, {"now": now}).one_or_none() is not None
 
 
 def _claimed(connection: Connection, taken: Any, now: datetime) -> Claimed:

@@ -67,7 +67,8 @@ def create_app(settings: Settings) -> Celery:
 
 def _transport_options(settings: Settings) -> dict[str, Any]:
     if settings.is_embedded:
-        return {"polling_interval": 0.05}
+        # each look takes time from the engine, which has the same cores
+        return {"polling_interval": 0.1}
     return {
         **PUBLISH_OPTIONS,
         "visibility_timeout": settings.visibility_seconds,

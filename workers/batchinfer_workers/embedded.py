@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from batchinfer.settings import Settings
 
 POLL_SECONDS = 0.25
-"""Time between two looks at the job."""
+"""Time between two looks at the job when it is young, ..."""
+SLOW_POLL_SECONDS = 1.0
+"""... and when it is so old that nobody minds: each look takes time from the engine, which has the same cores."""
+POLL_SHARE = 0.025
+"""Between these, the time between two looks is this share of the job's age."""
 ILL_SECONDS = 600.0
 """How long a device may fail its probes until nobody waits for it any more."""
 SPEED_SECONDS = 30.0
@@ -46,7 +50,7 @@ class Progress:
 def run_embedded(settings: Settings, job_id: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
     """Work on a job until it has ended or is held (paused, budget exhausted); return its record.
 
-    Messages stay in this process. ``on_progress`` is called a few times a second in the calling thread. The same job
+    Messages stay in this process. ``on_progress`` is called one to four times a second in the calling thread. The same job
     may be worked on by other workers at the same time.
 
     Raises:
@@ -73,6 +77,7 @@ def run_embedded(settings: Settings, job_id: str, on_progress: Callable[[Progres
 def _watch(ledger: Ledger, worker: CeleryThread, job_id: str, on_progress: Callable[[Progress], None]) -> None:
     """Report until the job has ended or is held."""
     speed = _Speed()
+    started = time.monotonic()
     while True:
         job = ledger.get_job(job_id)
         node = worker.node
@@ -87,7 +92,12 @@ def _watch(ledger: Ledger, worker: CeleryThread, job_id: str, on_progress: Calla
             )
         if not worker.is_alive:
             raise RuntimeError(f"the worker ended while job {job_id} is {job.state}; its log says why")
-        time.sleep(POLL_SECONDS)
+        time.sleep(poll_seconds(time.monotonic() - started))
+
+
+def poll_seconds(age: float) -> float:
+    """Time until the next look at a job that has run for ``age`` seconds."""
+    return min(max(POLL_SECONDS, POLL_SHARE * age), SLOW_POLL_SECONDS)
 
 
 class _Speed:

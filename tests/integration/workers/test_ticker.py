@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
+from sqlalchemy import event
 
 from batchinfer.db.session import create_db_engine
 from batchinfer.jobs.dispatch import (
@@ -19,9 +20,12 @@ from batchinfer.jobs.dispatch import (
 )
 from batchinfer.jobs.leases import ShardPlan
 from batchinfer.jobs.ledger import Ledger
+from batchinfer.jobs.schedule_firing import Firing
+from batchinfer.jobs.schedule_runner import ScheduleRunner
 from batchinfer.jobs.serving import Serves
 from batchinfer.jobs.spec import JobSpec
 from batchinfer.jobs.status import AttemptState
+from batchinfer.jobs.webhook_queue import WebhookQueue
 from batchinfer_workers.ticker import Ticker
 from tests.services import free_port
 
@@ -170,3 +174,27 @@ def test_without_a_server_there_is_nobody_to_tell():
     dispatcher.wake_planner("x")
     dispatcher.wake_shards("m", 1)
     dispatcher.wake_finalizer("x")
+
+
+def test_a_second_without_news_locks_nothing_and_builds_no_query(ledger):
+    """Looks come every second beside an engine that wants the same cores."""
+    job_id = planned_job(ledger, 2)
+    assert all(ledger.lease_shard("w") for _ in range(2))
+    looks = (
+        Ticker(ledger, Recorder(), seconds=1.0, job_id=job_id).tick,
+        ScheduleRunner(Firing(ledger.engine), ledger, NullDispatcher()).tick,
+        WebhookQueue(ledger.engine).claim,
+    )
+    asked, begun = [], []
+    event.listen(ledger.engine, "before_execute", lambda _c, query, *_: asked.append(query))
+    event.listen(ledger.engine, "before_cursor_execute", lambda _c, _cursor, text, *_: begun.append(text))
+    for look in looks:
+        look()
+    first = {id(query) for query in asked}  # all of which `asked` keeps alive
+    assert len(first) == len(asked) == 11
+    for look in looks:
+        look()
+    again = [id(query) for query in asked[11:]]
+    assert len(again) == 10  # deadlines are looked at less often
+    assert set(again) <= first
+    assert not [text for text in begun if not text.startswith("SELECT")]

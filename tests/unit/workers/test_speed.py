@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from batchinfer.types import Usage
-from batchinfer_workers.embedded import SPEED_SECONDS, _Speed
+from batchinfer_workers.embedded import SPEED_SECONDS, _Speed, poll_seconds
 
 
 @dataclass
@@ -55,3 +55,8 @@ def test_what_is_older_than_the_window_is_forgotten():
     speed.measure(Job(), rows=0, tokens=0, generated=0)
     speed.measure(Job(), rows=0, tokens=0, generated=900)
     assert speed.measure(Job(), rows=0, tokens=0, generated=907).tokens_per_second == 7.0
+
+
+def test_an_old_job_is_looked_at_less_often():
+    """A job's end is seen within a fortieth of its time, and within a second."""
+    assert [poll_seconds(age) for age in (0, 10, 20, 40, 10_000)] == [0.25, 0.25, 0.5, 1.0, 1.0]
