@@ -1,7 +1,8 @@
 """The paged KV cache in the layout that the CPU kernels read, and how tokens get in and out of it.
 
-A block holds ``block_size`` tokens of one layer, KV head by KV head, as tiles of 16 tokens. With P = 2 for bfloat16 and
-INT8 and 1 for float32:
+A block holds ``block_size`` tokens of all layers, layer by layer and KV head by KV head, in one piece of memory: what
+attention reads of a head lies together, and a block that was never used costs no memory. Of a head come first its keys,
+then its values, as tiles of 16 tokens. With P = 2 for bfloat16 and INT8 and 1 for float32:
 
 - keys   ``[num_blocks, num_kv_heads, block_size / 16, head_dim / P, 16 tokens, P]``
 - values ``[num_blocks, num_kv_heads, block_size / 16, 16 tokens / P, v_head_dim, P]``
@@ -9,7 +10,7 @@ INT8 and 1 for float32:
 so that a register of 32-bit words meets 16 tokens (keys) or 16 dimensions (values) at once and nothing is ever summed
 across a register. Head dimensions are padded to multiples of 16 with zeros. ``csrc/layout.h`` says the same in C++.
 
-INT8 has a scale for each token's key and value of each KV head, beside the blocks. Heads are rotated by a Hadamard
+INT8 has a scale for each token's key and value of each KV head, after its values. Heads are rotated by a Hadamard
 matrix before they are rounded (:func:`kv_rotation`), which spreads large channels over their block.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -120,7 +122,7 @@ class LayerKV:
 
 
 class PagedKVCache:
-    """The caches of all layers.
+    """The caches of all layers, in one piece of memory.
 
     Raises:
         ValueError: a block size that is no multiple of 16, or a dtype other than float32, bfloat16 and int8.
@@ -134,7 +136,14 @@ class PagedKVCache:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.dtype = dtype
-        self.layers = [_allocate(shape, num_blocks, block_size, dtype) for shape in shapes]
+        sizes = [shape.bytes_per_block(block_size, dtype) for shape in shapes]
+        # zeros: the kernels read the padding of a head
+        self._pages = untouched_zeros((num_blocks, sum(sizes)), torch.uint8)
+        ends = accumulate(sizes)
+        self.layers = [
+            _layer(self._pages[:, end - size : end], shape, block_size, dtype)
+            for shape, size, end in zip(shapes, sizes, ends, strict=True)
+        ]
 
     def layer(self, index: int) -> LayerKV:
         """One layer's cache."""
@@ -142,24 +151,24 @@ class PagedKVCache:
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks in every layer, block ``sources[i]`` to ``targets[i]``; no target may be a source too."""
-        for layer in self.layers:
-            layer.keys[list(targets)] = layer.keys[list(sources)]
-            layer.values[list(targets)] = layer.values[list(sources)]
-            for scales in (layer.key_scales, layer.value_scales):
-                if scales is not None:
-                    scales[list(targets)] = scales[list(sources)]
+        self._pages[list(targets)] = self._pages[list(sources)]
 
 
-def _allocate(shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype) -> LayerKV:
+def _layer(pages: torch.Tensor, shape: KVShape, block_size: int, dtype: torch.dtype) -> LayerKV:
+    """Views of one layer's part of all blocks, uint8 ``[num_blocks, bytes]``."""
     pair, tiles = _pair(dtype), block_size // TILE
-    heads = num_blocks, shape.num_kv_heads
-    # Zeros: the kernels read the padding of a head.
-    keys = untouched_zeros((*heads, tiles, _padded(shape.head_dim) // pair, TILE, pair), dtype)
-    values = untouched_zeros((*heads, tiles, TILE // pair, _padded(shape.v_head_dim), pair), dtype)
-    if dtype != torch.int8:
-        return LayerKV(keys, values, shape, block_size)
-    scales = [untouched_zeros((*heads, block_size), torch.float32) for _ in range(2)]
-    return LayerKV(keys, values, shape, block_size, *scales)
+    heads = pages.unflatten(1, (shape.num_kv_heads, -1))
+    key_shape = (tiles, _padded(shape.head_dim) // pair, TILE, pair)
+    value_shape = (tiles, TILE // pair, _padded(shape.v_head_dim), pair)
+    parts = [(dtype, key_shape), (dtype, value_shape)]
+    if dtype == torch.int8:
+        parts += [(torch.float32, (block_size,))] * 2
+    views, start = [], 0
+    for kind, part in parts:
+        size = math.prod(part) * kind.itemsize
+        views.append(heads[:, :, start : start + size].view(kind).unflatten(2, part))
+        start += size
+    return LayerKV(*views[:2], shape, block_size, *views[2:])
 
 
 def _quantized(heads: torch.Tensor, scales: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -51,9 +51,11 @@ class CacheStruct(Structure):
     _fields_: ClassVar = [
         ("keys", c_void_p),
         ("values", c_void_p),
-        ("num_blocks", c_int64),
         ("key_scales", c_void_p),
         ("value_scales", c_void_p),
+        ("block_stride", c_int64),
+        ("head_stride", c_int64),
+        ("num_blocks", c_int64),
         ("kind", c_int32),
         ("block_size", c_int32),
         ("num_kv_heads", c_int32),

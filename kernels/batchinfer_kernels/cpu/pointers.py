@@ -113,15 +113,19 @@ def reduction_struct(reduction: LogitsReduction) -> ReductionStruct:
 
 
 def cache_struct(layer: LayerKV) -> CacheStruct:
-    """The C view of a layer's cache."""
+    """The C view of a layer's cache, whose parts :class:`PagedKVCache` has laid beside each other."""
     shape = layer.shape
-    scales = (layer.num_blocks, shape.num_kv_heads, layer.block_size)
+    parts = (layer.keys, layer.values, layer.key_scales, layer.value_scales)
+    # of one block or one head no stride is used, and torch's may be any
+    strides = {
+        tuple(x.stride(d) * x.element_size() if x.shape[d] > 1 else 0 for d in (0, 1)) for x in parts if x is not None
+    }
+    if len(strides) > 1:
+        raise ValueError(f"the parts of a cache are {sorted(strides)} bytes apart; they must lie beside each other")
     return CacheStruct(
-        layer.keys.data_ptr(),
-        layer.values.data_ptr(),
+        *(None if part is None else part.data_ptr() for part in parts),
+        *strides.pop(),
         layer.num_blocks,
-        address(layer.key_scales, "key_scales", scales),
-        address(layer.value_scales, "value_scales", scales),
         KINDS[layer.dtype],
         layer.block_size,
         shape.num_kv_heads,

@@ -19,12 +19,9 @@ static void attend(const Plan& plan, const Cache& cache, const Attention& call) 
     auto after = [&](int64_t i) { return (i + 1) % taken ? i + 1 : Team::claim() * taken; };
     for (int64_t i = Team::claim() * taken, next; i < count; i = next) {
       Ahead ahead;
-      if constexpr (C::KIND == I8) {
-        next = after(i);
-        if (next < count) ahead.find(plan, cache, call.window, items[next / heads], (int)(next % heads));
-      }
+      next = after(i);
+      if (next < count) ahead.find(plan, cache, call.window, items[next / heads], (int)(next % heads));
       Tile<C>(call, cache, (int)(i % heads), scratch(Tile<C>::floats(cache)), ahead).run(plan, items[i / heads], is_final);
-      if constexpr (C::KIND != I8) next = after(i);
     }
     Team::wait();
   };

@@ -1,5 +1,5 @@
-// INT8 keys and values that a thread multiplies next, asked for while it widens others: few rows wait for memory. (bf16 is
-// not widened, and gained nothing.)
+// Keys and values that a thread multiplies next, asked for while it multiplies others: few rows wait for memory. A few
+// lines at a time, since what is multiplied meanwhile has to come through the same buffers of the core.
 #pragma once
 #include <algorithm>
 
@@ -15,21 +15,25 @@ class Ahead {
     int32_t lines;
   };
   Place places[4 * SPLIT / TILE];
-  int num_places = 0, asked = 0;
+  int num_places = 0, num_lines = 0;
+  int place = 0, line = 0;  // that is next
+  int share = 0;            // lines a time
 
-  void add(const void* at, int64_t bytes) { places[num_places++] = {(const char*)at, (int32_t)(bytes / LINE)}; }
+  void add(const void* at, int64_t bytes) {
+    places[num_places++] = {(const char*)at, (int32_t)(bytes / LINE)};
+    num_lines += (int)(bytes / LINE);
+  }
 
  public:
   // Positions from .. to of one split, whose blocks are in `table`.
   void find(const Cache& cache, const int32_t* table, int kv_head, int from, int to) {
-    const int64_t dim = padded(cache.head_dim), v_dim = padded(cache.v_head_dim);
     for (int t = from / TILE * TILE; t < to; t += TILE) {
       const int64_t block = table[t / cache.block_size], offset = t % cache.block_size;
-      const int64_t scale = scale_at(cache, block, kv_head, offset);
-      add(cache.key_scales + scale, TILE * sizeof(float));
-      add(cache.value_scales + scale, TILE * sizeof(float));
-      add((const int8_t*)cache.keys + tile_at(cache, dim, block, kv_head, offset), TILE * dim);
-      add((const int8_t*)cache.values + tile_at(cache, v_dim, block, kv_head, offset), TILE * v_dim);
+      add(key_tile(cache, block, kv_head, offset), key_tile_bytes(cache));
+      add(value_tile(cache, block, kv_head, offset), value_tile_bytes(cache));
+      if (cache.kind != I8) continue;
+      add(key_scale(cache, block, kv_head, offset), TILE * sizeof(float));
+      add(value_scale(cache, block, kv_head, offset), TILE * sizeof(float));
     }
   }
 
@@ -44,10 +48,18 @@ class Ahead {
            std::min(segment.position + segment.count, (split + 1) * SPLIT));
   }
 
-  // So much of it should be on its way.
-  void ask(int done, int of) {
-    for (const int until = num_places * done / of; asked < until; asked++)
-      for (int line = 0; line < places[asked].lines; line++) ask_for(places[asked].at + line * LINE);
+  // How many times `ask` will be called.
+  void divide(int times) { share = (num_lines + times - 1) / times; }
+
+  // For a share of it.
+  void ask() {
+    for (int left = share; left > 0 && place < num_places;) {
+      const Place& p = places[place];
+      const int until = std::min(line + left, (int)p.lines);
+      left -= until - line;
+      for (; line < until; line++) ask_for(p.at + line * LINE);
+      if (line == p.lines) line = 0, place++;
+    }
   }
 };
 

@@ -12,8 +12,7 @@ namespace bi {
 
 constexpr int STRIDE = SPLIT + 16;  // of a row of scores; a power of two would crowd a few cache sets
 
-// Up to so many rows, a tile waits for memory and not for arithmetic: values are asked for while keys are multiplied.
-// Measured with 64 contexts of 64-1024 tokens: a quarter less time.
+// Up to so many rows, a tile waits for memory and not for arithmetic.
 constexpr int FEW_ROWS = 12;
 
 // Softmax over what a row has seen: weights are relative to `peak` and sum to `total`.
@@ -132,7 +131,7 @@ class Tile {
     for (int s = item.split_begin; s < item.split_end && s * SPLIT < high; s++) {
       const int end = (s + 1) * SPLIT;
       if (end <= low) continue;
-      if (!IS_I8 || count > FEW_ROWS) {
+      if (count > FEW_ROWS) {
         compute(s * SPLIT, table, nothing);
       } else if (s + 1 < item.split_end && end < high) {
         Ahead next_split;
@@ -206,6 +205,7 @@ class Tile {
   void compute(int base, const int32_t* table, Ahead& ahead) {
     const int begin = std::max(low - base, 0), end = std::min(high - base, SPLIT);
     const int first_tile = begin / TILE, last_tile = (end + TILE - 1) / TILE;
+    ahead.divide(num_asks(first_tile, last_tile));
     find_tokens(base, first_tile, last_tile, table, ahead);
 #if BI_TILES
     if constexpr (IN_TILES) {
@@ -237,6 +237,7 @@ class Tile {
     for (int t = first_tile; t < last_tile; t++) {
       for (int g = 0; g < MAX_GROUPS; g++) groups[t].has[g] = from_tile[g] <= t && t < to_tile[g];
       score_tile(groups[t], (const uint16_t*)q, dim, (const uint32_t*)columns[t], scores + t * TILE, STRIDE);
+      ahead.ask();
     }
     softmax(base);
     for (int r = 0; r < count; r++) {
@@ -250,13 +251,14 @@ class Tile {
     }
     if constexpr (IS_I8) {  // whole numbers: a weight of zero hides any
       widen_values(base, first_tile, last_tile, table, ahead);
-      weigh_wide(all, groups, first_tile, last_tile);
+      weigh_wide(all, groups, first_tile, last_tile, ahead);
     } else {
-      weigh_in_tiles(base, end, all, groups, first_tile, last_tile);
+      weigh_in_tiles(base, end, all, groups, first_tile, last_tile, ahead);
     }
   }
 
-  void weigh_in_tiles(int base, int end, const Groups& all, const Groups* groups, int first_tile, int last_tile) {
+  void weigh_in_tiles(int base, int end, const Groups& all, const Groups* groups, int first_tile, int last_tile,
+                      Ahead& ahead) {
     const Word* seen_values[SPLIT / TILE];  // as they are
     for (int t = first_tile; t < last_tile; t++) seen_values[t] = values[t * TILE_STEPS];
     if (end % TILE) hide_tokens(last_tile - 1, end % TILE);
@@ -264,8 +266,10 @@ class Tile {
     for (int t = first_tile; t < last_tile; t++) is_poisoned[t] = is_ragged(base, end, t) && hide_poison(t);
     for (int64_t d = 0; d < v_dim; d += TILE) {
       zero_sums(all);
-      for (int t = first_tile; t < last_tile; t++)
+      for (int t = first_tile; t < last_tile; t++) {
         weigh_tile(groups[t], (const uint16_t*)p + t * TILE, STRIDE, (const uint32_t*)values[t * TILE_STEPS] + d, v_dim);
+        ahead.ask();
+      }
       store_sums(all, split_out + d, v_dim);
     }
     for (int t = first_tile; t < last_tile; t++)
@@ -274,7 +278,7 @@ class Tile {
 
   // Two tiles at a time, always the same two: sums within them are made before they are added to those of others. What was
   // widened lies in one piece; of two tiles, one may not be there.
-  void weigh_wide(const Groups& all, const Groups* groups, int first_tile, int last_tile) {
+  void weigh_wide(const Groups& all, const Groups* groups, int first_tile, int last_tile, Ahead& ahead) {
     const int begin = first_tile / 2 * 2, end = (last_tile + 1) / 2 * 2;
     if (begin < first_tile) clear_tile(begin);
     if (end > last_tile) clear_tile(last_tile);
@@ -286,6 +290,7 @@ class Tile {
           both.has[g] = (t >= first_tile && groups[t].has[g]) || (t + 1 < last_tile && groups[t + 1].has[g]);
         weigh_two_tiles(both, (const uint16_t*)p + t * TILE, STRIDE, (const uint32_t*)wide + t * TILE_STEPS * v_dim + d,
                         v_dim);
+        ahead.ask();
       }
       store_sums(all, split_out + d, v_dim);
     }
@@ -351,8 +356,12 @@ class Tile {
   }
 #endif
 
-  static void prefetch(const void* from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i, 0, 1);
+  // How often what is next is asked for, evenly over the work of these tiles.
+  int num_asks(int first_tile, int last_tile) const {
+    const int tiles = last_tile - first_tile, widened = IS_I8 ? 2 * tiles : 0;
+    if (!IN_TILES) return IS_I8 ? widened : tiles;
+    const int weighed = IS_I8 ? (last_tile + 1) / 2 - first_tile / 2 : tiles;
+    return widened + tiles + weighed * (int)(v_dim / TILE);
   }
 
   void find_tokens(int base, int first_tile, int last_tile, const int32_t* table, Ahead& ahead) {
@@ -360,25 +369,25 @@ class Tile {
       const int position = base + t * TILE, block = position / cache.block_size, offset = position % cache.block_size;
       if constexpr (IS_I8) {
         widen_keys(t, table[block], offset);
-        ahead.ask(t + 1 - first_tile, 2 * (last_tile - first_tile));
+        ahead.ask();
         continue;
       }
-      const Word* key = (const Word*)cache.keys + tile_at(cache, dim, table[block], kv_head, offset) / C::PAIR;
-      const Word* value = (const Word*)cache.values + tile_at(cache, v_dim, table[block], kv_head, offset) / C::PAIR;
+      const Word* key = (const Word*)key_tile(cache, table[block], kv_head, offset);
+      const Word* value = (const Word*)value_tile(cache, table[block], kv_head, offset);
       for (int i = 0; i < TILE / W; i++) columns[t * (TILE / W) + i] = key + i * W;
       for (int i = 0; i < TILE / C::PAIR; i++) values[t * (TILE / C::PAIR) + i] = value + i * v_dim;
-      if (count <= FEW_ROWS) prefetch(value, TILE / C::PAIR * v_dim * sizeof(Word));
+      if (!IN_TILES) ahead.ask();
     }
   }
 
   void widen_keys(int t, int block, int offset) {
     Word* to = wide + t * TILE / 2 * dim;
-    C::expand((const int8_t*)cache.keys + tile_at(cache, dim, block, kv_head, offset), (uint16_t*)to, TILE * dim);
+    C::expand((const int8_t*)key_tile(cache, block, kv_head, offset), (uint16_t*)to, TILE * dim);
     for (int i = 0; i < TILE / W; i++) columns[t * (TILE / W) + i] = to + i * W;
-    const int64_t scales = scale_at(cache, block, kv_head, offset);
-    for (int i = t * TILE; i < (t + 1) * TILE; i += W) {
-      store(key_scales + i, load(cache.key_scales + scales + i - t * TILE) * C::DROP);
-      store(value_scales + i, load(cache.value_scales + scales + i - t * TILE) * C::LIFT);
+    const float *of_keys = key_scale(cache, block, kv_head, offset), *of_values = value_scale(cache, block, kv_head, offset);
+    for (int i = 0; i < TILE; i += W) {
+      store(key_scales + t * TILE + i, load(of_keys + i) * C::DROP);
+      store(value_scales + t * TILE + i, load(of_values + i) * C::LIFT);
     }
   }
 
@@ -387,10 +396,9 @@ class Tile {
     for (int t = first_tile; t < last_tile; t++) {
       const int position = base + t * TILE, block = position / cache.block_size, offset = position % cache.block_size;
       Word* to = wide + t * TILE / 2 * v_dim;
-      const int64_t at = tile_at(cache, v_dim, table[block], kv_head, offset);
-      C::expand((const int8_t*)cache.values + at, (uint16_t*)to, TILE * v_dim);
+      C::expand((const int8_t*)value_tile(cache, table[block], kv_head, offset), (uint16_t*)to, TILE * v_dim);
       for (int i = 0; i < TILE / 2; i++) values[t * (TILE / 2) + i] = to + i * v_dim;
-      ahead.ask(last_tile + t + 1 - 2 * first_tile, 2 * (last_tile - first_tile));
+      ahead.ask();
     }
   }
 
@@ -445,7 +453,13 @@ class Tile {
     const int first = begin / W, last = (end - 1) / W;
     const vf factor = splat(scale() * LOG2_E), peak = splat(-split_state[r].peak * LOG2_E);
     vf total = splat(0.0f);
-    auto weigh = [&](int c) { return exp2_below(fma(load(s + c * W), factor, peak)); };
+    auto weigh = [&](int c) {
+      const vf x = fma(load(s + c * W), factor, peak);
+#if defined(__AVX512DQ__)
+      if constexpr (sizeof(Left) == 2) return exp2_coarse(x);
+#endif
+      return exp2_below(x);
+    };
     auto keep = [&](int c, vf x) {
       total += x;
       if (IS_I8) x = weighed(c, x);

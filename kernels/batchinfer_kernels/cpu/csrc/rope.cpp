@@ -38,12 +38,12 @@ static void quantize_head(float* x, int n, int rotation, int8_t* q, float* scale
 
 // `q` has room for a head.
 static void write_int8(const Cache& c, float* key, float* value, int8_t* q, int64_t block, int head, int64_t offset) {
-  const int64_t scale = scale_at(c, block, head, offset), dim = padded(c.v_head_dim), token = offset % TILE;
-  quantize_head(key, c.head_dim, c.key_rotation, q, c.key_scales + scale);
-  int8_t* page = (int8_t*)c.keys + tile_at(c, padded(c.head_dim), block, head, offset);
+  const int64_t dim = padded(c.v_head_dim), token = offset % TILE;
+  quantize_head(key, c.head_dim, c.key_rotation, q, key_scale(c, block, head, offset));
+  int8_t* page = (int8_t*)key_tile(c, block, head, offset);
   for (int d = 0; d < c.head_dim; d++) page[(d / 2) * 2 * TILE + token * 2 + d % 2] = q[d];
-  quantize_head(value, c.v_head_dim, c.value_rotation, q, c.value_scales + scale);
-  page = (int8_t*)c.values + tile_at(c, dim, block, head, offset) + token / 2 * 2 * dim + token % 2;
+  quantize_head(value, c.v_head_dim, c.value_rotation, q, value_scale(c, block, head, offset));
+  page = (int8_t*)value_tile(c, block, head, offset) + token / 2 * 2 * dim + token % 2;
   for (int d = 0; d < c.v_head_dim; d++) page[2 * d] = q[d];
 }
 
@@ -56,12 +56,12 @@ static inline __m512i both_halves(vf x) {
 }
 #endif
 
-static void write_key(const Cache& c, const float* x, int64_t at, int token) {
+static void write_key(const Cache& c, const float* x, char* tile, int token) {
   if (c.kind == F32) {
-    float* page = (float*)c.keys + at;
+    float* page = (float*)tile;
     for (int d = 0; d < c.head_dim; d++) page[d * TILE + token] = x[d];
   } else {
-    uint16_t* page = (uint16_t*)c.keys + at + token * 2;
+    uint16_t* page = (uint16_t*)tile + token * 2;
     int d = 0;
     for (; d + 2 <= c.head_dim; d += 2) {
       const uint32_t pair = to_bf16(x[d]) | (uint32_t)to_bf16(x[d + 1]) << 16;
@@ -71,12 +71,12 @@ static void write_key(const Cache& c, const float* x, int64_t at, int token) {
   }
 }
 
-static void write_value(const Cache& c, const float* x, int64_t at, int token) {
+static void write_value(const Cache& c, const float* x, char* tile, int token) {
   const int64_t dim = padded(c.v_head_dim);
   if (c.kind == F32) {
-    memcpy((float*)c.values + at + token * dim, x, c.v_head_dim * sizeof(float));
+    memcpy((float*)tile + token * dim, x, c.v_head_dim * sizeof(float));
   } else {
-    uint16_t* page = (uint16_t*)c.values + at + token / 2 * 2 * dim;
+    uint16_t* page = (uint16_t*)tile + token / 2 * 2 * dim;
     int d = 0;
 #if defined(__AVX512BW__)
     const __mmask32 mine = token % 2 ? 0xaaaaaaaau : 0x55555555u;  // the other token may be another thread's
@@ -119,8 +119,8 @@ void rope_and_kv_write(const RopeCall& call, const Cache& c, const Sink& query_o
         write_int8(c, x + h * dim, x + k_width + h * c.v_head_dim, (int8_t*)(x + kv_width), block, h, offset);
         continue;
       }
-      write_key(c, x + h * dim, tile_at(c, padded(dim), block, h, offset), offset % TILE);
-      write_value(c, x + k_width + h * c.v_head_dim, tile_at(c, padded(c.v_head_dim), block, h, offset), offset % TILE);
+      write_key(c, x + h * dim, key_tile(c, block, h, offset), offset % TILE);
+      write_value(c, x + k_width + h * c.v_head_dim, value_tile(c, block, h, offset), offset % TILE);
     }
   }
 }

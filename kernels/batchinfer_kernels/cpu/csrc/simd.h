@@ -156,6 +156,17 @@ static inline vf exp2_below(vf x) {
   return power_of_two(rounded, x - (rounded - ROUND));
 }
 
+#if defined(__AVX512DQ__)
+// The same for numbers that are rounded to bf16 next, in half the time: exactly 1 at 0, relative error below 2^-13 where
+// bf16 has 2^-9; 0 where it is too small for a number.
+static inline vf exp2_coarse(vf x) {
+  constexpr float C1 = 0.69511682f, C2 = 0.22764485f, C3 = 0.077067174f;  // least relative error in [0, 1]
+  const vf f = (vf)_mm512_reduce_ps((__m512)x, 0x09);                      // x - floor(x)
+  const vf p = fma(fma(fma(splat(C3), f, splat(C2)), f, splat(C1)), f, splat(1.0f));
+  return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);  // times 2^floor(x)
+}
+#endif
+
 // e^x, exactly 1 at 0, relative error below 3e-7 (with fused operations); beyond 87 on either side it
 // stays at e^87 and e^-87; NaN stays NaN.
 static inline vf exp(vf x) {
