@@ -80,7 +80,7 @@ class NativePlan:
     def room_for(self, num_heads: int, v_head_dim: int) -> int:
         """Address of a buffer for what is kept of splits, the same for every layer."""
         padded = -(-v_head_dim // TILE) * TILE
-        num_floats = self.num_partials * num_heads * (padded + 2)
+        num_floats = self.num_partials * num_heads * (padded + 16)
         if self._workspace.numel() < num_floats:
             self._workspace = torch.empty(num_floats)
         return self._workspace.data_ptr()

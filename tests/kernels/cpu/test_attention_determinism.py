@@ -102,6 +102,30 @@ def test_a_shared_prefix_or_private_copies(native, dtype, options, threads):
         assert all(torch.equal(a, b) for a, b in zip(private, chosen, strict=True)), least
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_prefix_of_many_rows_is_cut_by_rows(native, dtype, options):
+    """45 rows read two splits together and 20 of them a third: threads get rows of their own, and take those of others."""
+    g = torch.Generator().manual_seed(4)
+    options = options_of(options, 6)
+    root, branch = (random_sequence(g, shape_of(), 6, 1, n, dtype) for n in (512, 272))
+    deep = with_prefix(root, branch)
+    tails = [random_sequence(g, shape_of(), 6, 1 + i % 2, 2 + 7 * i, dtype) for i in range(45)]
+    sequences = [with_prefix(deep if i % 9 < 4 else root, tail) for i, tail in enumerate(tails)]
+    torch.set_num_threads(1)
+    batch = PagedBatch(native, sequences, shape_of(), dtype=dtype)
+    private = batch.attend(**options)
+    shared = [list(table) for table in batch.tables]
+    for i in range(1, 45):
+        shared[i][:32] = shared[0][:32]
+        if i % 9 < 4:
+            shared[i][:48] = shared[0][:48]
+    for threads in (1, 2, 3, 20):
+        torch.set_num_threads(threads)
+        together = batch.attend(tables=shared, **options)
+        assert all(torch.equal(a, b) for a, b in zip(private, together, strict=True)), threads
+
+
 def _batch_of(sequences, tables):
     from batchinfer_kernels.cpu import AttentionBatch
 

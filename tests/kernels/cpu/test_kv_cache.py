@@ -1,9 +1,11 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
-from batchinfer_kernels.cpu import KVShape, PagedKVCache, untouched_zeros
+from batchinfer_kernels.cpu import AttentionBatch, KVShape, PagedKVCache, untouched_zeros
+from batchinfer_kernels.cpu.kv_cache import LayerKV
 from batchinfer_kernels.cpu.pages import HUGE_PAGE
 
 MEASURE = """
@@ -30,8 +32,17 @@ def test_blocks_cost_memory_once_they_are_written():
     empty, used = map(int, done.stdout.split())
     assert empty < 16 << 20
     written = 8 * KVShape(4, 64, 64).bytes_per_block(16, torch.bfloat16) * 100
-    ragged = 2 * 8 * 2 * HUGE_PAGE  # of each layer's keys and values, at both ends
-    assert written <= used < written + ragged
+    ragged = 2 * HUGE_PAGE  # at both ends, ...
+    assert written <= used < written + ragged + (8 << 20)  # ... and what torch took for the writes
+
+
+def test_parts_of_a_cache_that_lie_apart_are_refused(native):
+    one, other = (PagedKVCache([KVShape(2, 64, 64)] * n, 4, 16, torch.bfloat16).layer(0) for n in (1, 2))
+    apart = LayerKV(one.keys, other.values, one.shape, 16)
+    batch = AttentionBatch.of([1], [1], [[0]])
+    plan = native.plan_attention(batch, apart, 2)
+    with pytest.raises(ValueError, match="must lie beside each other"):
+        native.paged_attention(torch.zeros(1, 2, 64), apart, plan, scale=1.0)
 
 
 def test_untouched_zeros_are_zeros_of_any_size_and_type():

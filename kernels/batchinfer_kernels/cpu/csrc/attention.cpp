@@ -3,30 +3,45 @@
 
 namespace bi {
 
-// Whether the heaviest, which is the first, is an eighth of what each thread has to do at most.
-static bool are_small(const std::vector<Item>& items) {
-  double total = 0.0;
-  for (const Item& item : items) total += item.cost;
-  return !items.empty() && items[0].cost * 8 * omp_get_num_threads() <= total;
-}
+// Gives the heads of items, item * heads + head, to the calling thread.
+class Claims {
+  const Work& work;
+  const int64_t heads, taken;  // at a time: heads of one row lie side by side
+  const int queues;
+  int queue, left;
+  int64_t last = -1;
+
+ public:
+  Claims(const Work& work, int64_t heads)
+      : work(work), heads(heads), taken(work.is_fine ? heads : 1), queues((int)work.starts.size() - 1),
+        queue(omp_get_thread_num() % queues), left(queues) {}
+
+  int64_t next() {  // -1: there are no more
+    if (last >= 0 && (last + 1) % taken) return ++last;
+    for (; left > 0; left--, queue = (queue + 1) % queues) {
+      const int64_t begin = work.starts[queue] * heads, at = begin + Team::claim(queue) * taken;
+      if (at < work.starts[queue + 1] * heads) return last = at;
+    }
+    return last = -1;
+  }
+};
 
 template <class C>
 static void attend(const Plan& plan, const Cache& cache, const Attention& call) {
   const int64_t heads = cache.num_kv_heads;
-  auto run = [&](const std::vector<Item>& items, bool is_final) {
-    // Heads of one row lie side by side, so a thread takes them all where no row is much of the work.
-    const int64_t count = (int64_t)items.size() * heads, taken = are_small(items) ? heads : 1;
-    auto after = [&](int64_t i) { return (i + 1) % taken ? i + 1 : Team::claim() * taken; };
-    for (int64_t i = Team::claim() * taken, next; i < count; i = next) {
+  auto run = [&](const Work& work, bool is_final) {
+    Claims claims(work, heads);
+    for (int64_t i = claims.next(), next; i >= 0; i = next) {
       Ahead ahead;
-      next = after(i);
-      if (next < count) ahead.find(plan, cache, call.window, items[next / heads], (int)(next % heads));
-      Tile<C>(call, cache, (int)(i % heads), scratch(Tile<C>::floats(cache)), ahead).run(plan, items[i / heads], is_final);
+      next = claims.next();
+      if (next >= 0) ahead.find(plan, cache, call.window, work.items[next / heads], (int)(next % heads));
+      Tile<C>(call, cache, (int)(i % heads), scratch(Tile<C>::floats(cache)), ahead)
+          .run(plan, work.items[i / heads], is_final);
     }
     Team::wait();
   };
-  if (!plan.partial_items.empty()) run(plan.partial_items, false);  // else a barrier less
-  run(plan.final_items, true);
+  if (!plan.partial.items.empty()) run(plan.partial, false);  // else a barrier less
+  run(plan.last, true);
 }
 
 void attention(const Plan& plan, const Cache& cache, const Attention& call) {

@@ -10,7 +10,7 @@ struct Attention {  // one call; mirrored in library.py
   const void* query;  // [tokens, num_q_heads, head_dim]; query_stride numbers from token to token
   void* out;          // [tokens, num_q_heads, v_head_dim]
   const float* sinks;  // [num_q_heads], null without
-  float* workspace;    // [num_partials, num_q_heads, 2 + padded v_head_dim]
+  float* workspace;    // [num_partials, num_q_heads, padded v_head_dim + 16]
   int64_t query_stride;
   int32_t query_kind;
   int32_t out_kind;

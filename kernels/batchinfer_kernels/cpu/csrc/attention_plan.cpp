@@ -1,6 +1,8 @@
 // Cutting a step's attention into items of work.
 #include "attention_plan.h"
 
+#include "team.h"
+
 #include <algorithm>
 #include <numeric>
 
@@ -30,6 +32,8 @@ struct Planner {
   std::vector<int32_t> order;    // sequences that may share, so sorted that equal prefixes are neighbours
   std::vector<int32_t> common;   // [order]: splits that order[k] shares with order[k - 1]
   std::vector<int32_t> grouped;  // [num_sequences]: leading splits that a shared item computes
+  std::vector<int32_t> queue_of;  // [num_sequences]: the queue of its shared splits, or -1
+  const int queues;               // of which each thread has one
 
   int count(int i) const { return b.query_start[i + 1] - b.query_start[i]; }
   int position(int i) const { return b.context_lens[i] - count(i); }
@@ -100,8 +104,8 @@ struct Planner {
         plan.segments.push_back({b.query_start[i], count(i), position(i)});
         grouped[i] = until;
       }
-      plan.partial_items.push_back({begin, (int)plan.segments.size(), order[first], from, until, 0.0});
-      plan.partial_items.back().cost = cost(tokens, (int64_t)(until - from) * SPLIT);
+      plan.partial.items.push_back({begin, (int)plan.segments.size(), order[first], from, until, -1,
+                                    cost(tokens, (int64_t)(until - from) * SPLIT)});
     }
     size_t start = first;
     for (size_t k = first + 1; k <= last; k++)
@@ -125,21 +129,23 @@ struct Planner {
         const int tokens = std::min(tile, count(i) - t), first = position(i) + t, end = first + tokens;
         const int begin = (int)plan.segments.size();
         plan.segments.push_back({b.query_start[i] + t, tokens, first});
-        plan.final_items.push_back({begin, begin + 1, i, grouped[i], (end - 1) / SPLIT + 1,
-                                    cost(tokens, end - (int64_t)grouped[i] * SPLIT)});
+        plan.last.items.push_back({begin, begin + 1, i, grouped[i], (end - 1) / SPLIT + 1, queue_of[i],
+                                   cost(tokens, end - (int64_t)grouped[i] * SPLIT)});
       }
   }
 
   // An item that would keep one thread busy while others wait is cut into runs of splits.
   void balance() {
     double total = 0.0;
-    for (const Item& item : plan.partial_items) total += item.cost;
-    for (const Item& item : plan.final_items) total += item.cost;
+    for (const Item& item : plan.partial.items) total += item.cost;
+    for (const Item& item : plan.last.items) total += item.cost;
     const double share = total * b.num_kv_heads / b.num_threads;
-    const std::vector<Item> shared = std::move(plan.partial_items);
-    plan.partial_items.clear();
-    for (const Item& item : shared) add_pieces(item, share / 4);
-    for (Item& item : plan.final_items) {
+    const std::vector<Item> shared = std::move(plan.partial.items);
+    plan.partial.items.clear();
+    for (const Item& item : shared)
+      if (queue_of_segment(item.segment_begin) < 0) add_pieces(item, share / 4);
+      else add_parts(item);
+    for (Item& item : plan.last.items) {
       if (item.cost <= share / 2 || item.split_begin || item.split_end < 2) continue;
       const Segment& segment = plan.segments[item.segment_begin];
       if (plan.partial_of[segment.token] >= 0 || !reserve(segment.token, segment.count, item.split_end)) continue;
@@ -156,14 +162,64 @@ struct Planner {
       piece.split_begin = s;
       piece.split_end = std::min(item.split_end, s + step);
       piece.cost = one * (piece.split_end - s);
-      plan.partial_items.push_back(piece);
+      plan.partial.items.push_back(piece);
     }
   }
-};
 
-static void heaviest_first(std::vector<Item>& items) {
-  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
-}
+  // What is shared by enough rows is cut by rows: what a thread keeps of their splits, it finds in its own cache when it
+  // goes on with the same rows.
+  void find_queues() {
+    int64_t tokens = 0, before = 0;
+    for (const int i : order) tokens += grouped[i] ? count(i) : 0;
+    if (tokens * b.queries_per_kv_head < (int64_t)MAX_ROWS * queues) return;
+    for (const int i : order) {
+      if (!grouped[i]) continue;
+      queue_of[i] = (int32_t)(before * queues / tokens);
+      before += count(i);
+    }
+  }
+
+  int queue_of_segment(int segment) const {
+    const int64_t token = plan.segments[segment].token;
+    return queue_of[std::upper_bound(b.query_start, b.query_start + b.num_sequences, token) - b.query_start - 1];
+  }
+
+  // A shared item's rows, queue by queue.
+  void add_parts(const Item& item) {
+    int64_t tokens = 0, all = 0;
+    for (int s = item.segment_begin; s < item.segment_end; s++) all += plan.segments[s].count;
+    for (int s = item.segment_begin, first = s; s < item.segment_end; s++) {
+      tokens += plan.segments[s].count;
+      const int queue = queue_of_segment(s);
+      if (s + 1 < item.segment_end && queue_of_segment(s + 1) == queue) continue;
+      plan.partial.items.push_back(
+          {first, s + 1, item.table, item.split_begin, item.split_end, queue, item.cost * (double)tokens / (double)all});
+      first = s + 1;
+      tokens = 0;
+    }
+  }
+
+  // Queues for items without one, those with the least to do first; then each queue's items together.
+  void arrange(Work& work) const {
+    std::vector<Item>& items = work.items;
+    std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
+    std::vector<double> load(queues, 0.0);
+    for (const Item& item : items)
+      if (item.queue >= 0) load[item.queue] += item.cost;
+    for (Item& item : items) {
+      if (item.queue >= 0) continue;
+      item.queue = (int32_t)(std::min_element(load.begin(), load.end()) - load.begin());
+      load[item.queue] += item.cost;
+    }
+    const double total = std::accumulate(load.begin(), load.end(), 0.0);
+    work.is_fine = !items.empty() && items[0].cost * 8 * b.num_threads <= total;
+    std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.queue < b.queue; });
+    for (int q = 0; q <= queues; q++)
+      work.starts.push_back((int32_t)(std::partition_point(items.begin(), items.end(),
+                                                           [q](const Item& item) { return item.queue < q; }) -
+                                      items.begin()));
+  }
+};
 
 }  // namespace bi
 
@@ -173,7 +229,8 @@ using namespace bi;
 BI_EXPORT Plan* bi_plan_create(const Batch* batch, int32_t* fault) {
   const Batch& b = *batch;
   Plan* plan = new Plan{b.tables, b.table_stride, b.query_start[b.num_sequences], 0, b.block_size, {}, {}, {}, {}};
-  Planner planner{b, *plan, {}, {}, std::vector<int32_t>(b.num_sequences)};
+  const std::vector<int32_t> none(b.num_sequences, -1);
+  Planner planner{b, *plan, {}, {}, std::vector<int32_t>(b.num_sequences), none, std::min(b.num_threads, Team::MAX_QUEUES)};
   for (int i = 0; i < b.num_sequences; i++)
     if ((fault[0] = planner.check(i)) != OK) {
       fault[1] = i;
@@ -184,10 +241,11 @@ BI_EXPORT Plan* bi_plan_create(const Batch* batch, int32_t* fault) {
   planner.find_prefixes();
   planner.group(0, planner.order.size(), 0);
   planner.forget_unshared();
+  if (b.num_threads > 1) planner.find_queues();
   planner.add_own_work();
   if (b.num_threads > 1) planner.balance();
-  heaviest_first(plan->partial_items);
-  heaviest_first(plan->final_items);
+  planner.arrange(plan->partial);
+  planner.arrange(plan->last);
   return plan;
 }
 

@@ -28,7 +28,15 @@ struct Item {
   int32_t segment_begin, segment_end;
   int32_t table;
   int32_t split_begin, split_end;
+  int32_t queue;  // of the thread that does it if it has the time, -1: whichever
   double cost;
+};
+
+// Items in an order in which threads take them: each has a queue of its own, and when that is done looks into the others.
+struct Work {
+  std::vector<Item> items;      // queue after queue, the heaviest of each first
+  std::vector<int32_t> starts;  // [queues + 1]
+  bool is_fine = false;         // the heaviest item is an eighth of what each thread has to do at most
 };
 
 struct Plan {
@@ -38,8 +46,8 @@ struct Plan {
   int64_t num_partials;
   int32_t block_size;
   std::vector<Segment> segments;
-  std::vector<Item> partial_items;  // first: splits of a shared prefix or of one long row, kept apart in the workspace
-  std::vector<Item> final_items;    // then: what is left of each row, merged after its partials, written to the output
+  Work partial;  // first: splits of a shared prefix or of one long row, kept apart in the workspace
+  Work last;     // then: what is left of each row, merged after its partials, written to the output
   std::vector<int64_t> partial_of;  // [num_tokens]: the workspace's entry for the token's split 0, or -1
 };
 

@@ -11,6 +11,7 @@
 namespace bi {
 
 constexpr int STRIDE = SPLIT + 16;  // of a row of scores; a power of two would crowd a few cache sets
+constexpr int KEPT_STATE = 16;      // numbers that a state takes in the workspace, so that lines are whole
 
 // Up to so many rows, a tile waits for memory and not for arithmetic.
 constexpr int FEW_ROWS = 12;
@@ -159,13 +160,13 @@ class Tile {
 
   float* partial(const Plan& plan, int r, int split) const {
     const int64_t entry = (plan.partial_of[rows[r].token] + split) * call.num_q_heads + rows[r].head;
-    return call.workspace + entry * (v_dim + 2);
+    return call.workspace + entry * (v_dim + KEPT_STATE);
   }
 
   void keep(const Plan& plan, int r, int split) const {
     float* to = partial(plan, r, split);
-    memcpy(to, &split_state[r], sizeof(State));
-    if (split_state[r].peak != -INFINITY) memcpy(to + 2, split_out + r * v_dim, v_dim * sizeof(float));
+    memcpy(to + v_dim, &split_state[r], sizeof(State));
+    if (split_state[r].peak != -INFINITY) memcpy(to, split_out + r * v_dim, v_dim * sizeof(float));
   }
 
   // Begin with what was kept of the splits before `split_begin`; false if there are none.
@@ -173,11 +174,19 @@ class Tile {
     if (split_begin <= low / SPLIT) return false;
     for (int r = 0; r < count; r++) {
       state[r] = {-INFINITY, 0.0f};
-      memset(out + r * v_dim, 0, v_dim * sizeof(float));
+      float* to = out + r * v_dim;
       for (int s = rows[r].low / SPLIT; s < split_begin; s++) {  // a split past the row's end was kept as empty
         const float* from = partial(plan, r, s);
-        merge(state[r], out + r * v_dim, {from[0], from[1]}, from + 2, v_dim);
+        State kept;
+        memcpy(&kept, from + v_dim, sizeof(State));
+        if (state[r].peak != -INFINITY) {
+          merge(state[r], to, kept, from, v_dim);
+        } else if (kept.peak != -INFINITY) {  // the same bits as merging it with nothing
+          state[r] = kept;
+          memcpy(to, from, v_dim * sizeof(float));
+        }
       }
+      if (state[r].peak == -INFINITY) memset(to, 0, v_dim * sizeof(float));
     }
     return true;
   }

@@ -16,9 +16,17 @@ struct Range {
 // some 300 barriers a step, one late thread makes all of them late. Here a thread that waits gives way to others instead.
 class Team {
   static constexpr int SPINS = 20000;  // about a millisecond
+  struct alignas(64) Counter {
+    std::atomic<int64_t> claimed{0};
+  };
+
+ public:
+  static constexpr int MAX_QUEUES = 16;
+
+ private:
   std::atomic<int> arrived{0};
   std::atomic<unsigned> round{0};
-  std::atomic<int64_t> claimed{0};
+  Counter queues[MAX_QUEUES];
   int size = 1;
 
   static Team*& current() {
@@ -30,7 +38,7 @@ class Team {
     const unsigned mine = round.load(std::memory_order_relaxed);
     if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
       arrived.store(0, std::memory_order_relaxed);
-      claimed.store(0, std::memory_order_relaxed);
+      for (Counter& queue : queues) queue.claimed.store(0, std::memory_order_relaxed);
       round.store(mine + 1, std::memory_order_release);
       return;
     }
@@ -63,8 +71,10 @@ class Team {
     return {n * mine / threads, n * (mine + 1) / threads};
   }
 
-  // The next of the things that threads take one after another; begins with 0 after each wait().
-  static int64_t claim() { return current()->claimed.fetch_add(1, std::memory_order_relaxed); }
+  // The next of the things that threads take one after another, in one of several queues; begins with 0 after each wait().
+  static int64_t claim(int queue = 0) {
+    return current()->queues[queue].claimed.fetch_add(1, std::memory_order_relaxed);
+  }
 
   // Returns when all threads of the team have called it.
   static void wait() { current()->meet(); }
