@@ -157,18 +157,22 @@ class PagedKVCache:
 def _layer(pages: torch.Tensor, shape: KVShape, block_size: int, dtype: torch.dtype) -> LayerKV:
     """Views of one layer's part of all blocks, uint8 ``[num_blocks, bytes]``."""
     pair, tiles = _pair(dtype), block_size // TILE
-    heads = pages.unflatten(1, (shape.num_kv_heads, -1))
-    key_shape = (tiles, _padded(shape.head_dim) // pair, TILE, pair)
-    value_shape = (tiles, TILE // pair, _padded(shape.v_head_dim), pair)
-    parts = [(dtype, key_shape), (dtype, value_shape)]
-    if dtype == torch.int8:
-        parts += [(torch.float32, (block_size,))] * 2
-    views, start = [], 0
-    for kind, part in parts:
-        size = math.prod(part) * kind.itemsize
-        views.append(heads[:, :, start : start + size].view(kind).unflatten(2, part))
-        start += size
-    return LayerKV(*views[:2], shape, block_size, *views[2:])
+    heads = pages.view(len(pages), shape.num_kv_heads, -1)
+    start = 0
+
+    def part(kind: torch.dtype, *dims: int) -> torch.Tensor:
+        nonlocal start
+        end = start + math.prod(dims) * kind.itemsize
+        view = heads[:, :, start:end].view(kind)
+        start = end
+        return view.view(*heads.shape[:2], *dims)
+
+    keys = part(dtype, tiles, _padded(shape.head_dim) // pair, TILE, pair)
+    values = part(dtype, tiles, TILE // pair, _padded(shape.v_head_dim), pair)
+    if dtype != torch.int8:
+        return LayerKV(keys, values, shape, block_size)
+    scales = [part(torch.float32, block_size) for _ in range(2)]
+    return LayerKV(keys, values, shape, block_size, *scales)
 
 
 def _quantized(heads: torch.Tensor, scales: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

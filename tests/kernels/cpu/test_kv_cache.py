@@ -20,9 +20,10 @@ torch.zeros(8).to(torch.bfloat16)
 before = resident()
 cache = PagedKVCache([KVShape(4, 64, 64)] * 8, 4096, 16, torch.bfloat16)  # 512 MiB
 empty = resident() - before
-slots = torch.arange(100 * 16)
+ones = torch.ones(16, 4, 64)
 for layer in cache.layers:
-    layer.write(slots, torch.ones(len(slots), 4, 64), torch.ones(len(slots), 4, 64))
+    for block in range(100):
+        layer.write(torch.arange(16) + 16 * block, ones, ones)
 print(empty, resident() - before)
 """
 
@@ -33,7 +34,7 @@ def test_blocks_cost_memory_once_they_are_written():
     assert empty < 16 << 20
     written = 8 * KVShape(4, 64, 64).bytes_per_block(16, torch.bfloat16) * 100
     ragged = 2 * HUGE_PAGE  # at both ends, ...
-    assert written <= used < written + ragged + (8 << 20)  # ... and what torch took for the writes
+    assert written <= used < written + ragged + (4 << 20)  # ... and what torch took for the writes
 
 
 def test_parts_of_a_cache_that_lie_apart_are_refused(native):
