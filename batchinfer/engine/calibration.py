@@ -37,8 +37,8 @@ DEFAULT_BATCHED_TOKENS = 512
 other processes' work hid while it was measured would slow prompts down for good."""
 LEAST_CHUNK = 64
 """Prompt tokens that a step has room for, whatever decodes."""
-SHORT = 8
-"""A run that takes less than so small a part of the time there is, is made twice."""
+SHORT = 3
+"""A run that takes less than so small a part of the time there is, is made twice: the first of a size makes its pages."""
 NEVER = 2**30
 """More tokens than any group has."""
 
