@@ -16,14 +16,17 @@ def resident():
     fields = (line.split() for line in open("/proc/self/status") if line.startswith("VmRSS"))
     return int(next(fields)[1]) * 1024
 
-torch.zeros(8).to(torch.bfloat16)
+def write(cache, num_blocks):
+    ones = torch.ones(16, 4, 64)
+    for layer in cache.layers:
+        for block in range(num_blocks):
+            layer.write(torch.arange(16) + 16 * block, ones, ones)
+
+write(PagedKVCache([KVShape(4, 64, 64)], 8, 16, torch.bfloat16), 8)  # what torch takes for writes, it has now
 before = resident()
 cache = PagedKVCache([KVShape(4, 64, 64)] * 8, 4096, 16, torch.bfloat16)  # 512 MiB
 empty = resident() - before
-ones = torch.ones(16, 4, 64)
-for layer in cache.layers:
-    for block in range(100):
-        layer.write(torch.arange(16) + 16 * block, ones, ones)
+write(cache, 100)
 print(empty, resident() - before)
 """
 
@@ -31,10 +34,10 @@ print(empty, resident() - before)
 def test_blocks_cost_memory_once_they_are_written():
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
     empty, used = map(int, done.stdout.split())
-    assert empty < 16 << 20
+    assert empty < 4 << 20
     written = 8 * KVShape(4, 64, 64).bytes_per_block(16, torch.bfloat16) * 100
     ragged = 2 * HUGE_PAGE  # at both ends, ...
-    assert written <= used < written + ragged + (4 << 20)  # ... and what torch took for the writes
+    assert written <= used < written + ragged + (4 << 20)  # ... and what torch still took for the writes
 
 
 def test_parts_of_a_cache_that_lie_apart_are_refused(native):
