@@ -1,8 +1,8 @@
 """The paged KV cache in the layout that the CPU kernels read, and how tokens get in and out of it.
 
-A block holds ``block_size`` tokens of all layers, layer by layer and KV head by KV head, in one piece of memory: what
-attention reads of a head lies together, and a block that was never used costs no memory. Of a head come first its keys,
-then its values, as tiles of 16 tokens. With P = 2 for bfloat16 and INT8 and 1 for float32:
+A block holds ``block_size`` tokens of all layers in one piece of memory, so that a block that was never used costs none. A
+layer's part has first its keys, KV head by KV head, then its values, as tiles of 16 tokens. With P = 2 for bfloat16 and
+INT8 and 1 for float32:
 
 - keys   ``[num_blocks, num_kv_heads, block_size / 16, head_dim / P, 16 tokens, P]``
 - values ``[num_blocks, num_kv_heads, block_size / 16, 16 tokens / P, v_head_dim, P]``
@@ -10,7 +10,7 @@ then its values, as tiles of 16 tokens. With P = 2 for bfloat16 and INT8 and 1 f
 so that a register of 32-bit words meets 16 tokens (keys) or 16 dimensions (values) at once and nothing is ever summed
 across a register. Head dimensions are padded to multiples of 16 with zeros. ``csrc/layout.h`` says the same in C++.
 
-INT8 has a scale for each token's key and value of each KV head, after its values. Heads are rotated by a Hadamard
+INT8 has a scale for each token's key and value of each KV head, after the values. Heads are rotated by a Hadamard
 matrix before they are rounded (:func:`kv_rotation`), which spreads large channels over their block.
 """
 
@@ -157,15 +157,14 @@ class PagedKVCache:
 def _layer(pages: torch.Tensor, shape: KVShape, block_size: int, dtype: torch.dtype) -> LayerKV:
     """Views of one layer's part of all blocks, uint8 ``[num_blocks, bytes]``."""
     pair, tiles = _pair(dtype), block_size // TILE
-    heads = pages.view(len(pages), shape.num_kv_heads, -1)
     start = 0
 
     def part(kind: torch.dtype, *dims: int) -> torch.Tensor:
         nonlocal start
-        end = start + math.prod(dims) * kind.itemsize
-        view = heads[:, :, start:end].view(kind)
+        end = start + shape.num_kv_heads * math.prod(dims) * kind.itemsize
+        view = pages[:, start:end].view(kind)
         start = end
-        return view.view(*heads.shape[:2], *dims)
+        return view.view(len(pages), shape.num_kv_heads, *dims)
 
     keys = part(dtype, tiles, _padded(shape.head_dim) // pair, TILE, pair)
     values = part(dtype, tiles, TILE // pair, _padded(shape.v_head_dim), pair)

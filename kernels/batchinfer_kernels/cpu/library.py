@@ -54,7 +54,6 @@ class CacheStruct(Structure):
         ("key_scales", c_void_p),
         ("value_scales", c_void_p),
         ("block_stride", c_int64),
-        ("head_stride", c_int64),
         ("num_blocks", c_int64),
         ("kind", c_int32),
         ("block_size", c_int32),

@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from batchinfer_kernels.cpu.kv_cache import TILE
 from batchinfer_kernels.cpu.library import KINDS, AttentionStruct, CacheStruct, RopeStruct, SinkStruct, SourceStruct
 from batchinfer_kernels.cpu.native_decoder import NativeHead, NativeLayers
 from batchinfer_kernels.cpu.native_gemm import NativeProduct
@@ -21,6 +20,7 @@ from batchinfer_kernels.cpu.pointers import (
     batch_struct,
     cache_struct,
     float_sink,
+    kept_floats,
     out_dtype_of,
     rope_struct,
     source,
@@ -79,8 +79,7 @@ class NativePlan:
 
     def room_for(self, num_heads: int, v_head_dim: int) -> int:
         """Address of a buffer for what is kept of splits, the same for every layer."""
-        padded = -(-v_head_dim // TILE) * TILE
-        num_floats = self.num_partials * num_heads * (padded + 16)
+        num_floats = self.num_partials * num_heads * kept_floats(v_head_dim)
         if self._workspace.numel() < num_floats:
             self._workspace = torch.empty(num_floats)
         return self._workspace.data_ptr()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from batchinfer_kernels.cpu.kv_cache import kv_rotation
+from batchinfer_kernels.cpu.kv_cache import TILE, kv_rotation
 from batchinfer_kernels.cpu.library import (
     KINDS,
     BatchStruct,
@@ -116,15 +116,15 @@ def cache_struct(layer: LayerKV) -> CacheStruct:
     """The C view of a layer's cache, whose parts :class:`PagedKVCache` has laid beside each other."""
     shape = layer.shape
     parts = (layer.keys, layer.values, layer.key_scales, layer.value_scales)
-    # of one block or one head no stride is used, and torch's may be any
-    strides = {
-        tuple(x.stride(d) * x.element_size() if x.shape[d] > 1 else 0 for d in (0, 1)) for x in parts if x is not None
-    }
+    if not all(part is None or part[0].is_contiguous() for part in parts):
+        raise ValueError("a block's keys, values or scales of a layer do not lie in one piece")
+    # of one block no stride is used, and torch's may be any
+    strides = {x.stride(0) * x.element_size() if len(x) > 1 else 0 for x in parts if x is not None}
     if len(strides) > 1:
-        raise ValueError(f"the parts of a cache are {sorted(strides)} bytes apart; they must lie beside each other")
+        raise ValueError(f"blocks of a cache's parts are {sorted(strides)} bytes apart; they must lie beside each other")
     return CacheStruct(
         *(None if part is None else part.data_ptr() for part in parts),
-        *strides.pop(),
+        strides.pop(),
         layer.num_blocks,
         KINDS[layer.dtype],
         layer.block_size,
@@ -153,11 +153,15 @@ def rope_struct(rope: RotaryEmbedding, head_dim: int) -> RopeStruct:
     )
 
 
+def kept_floats(v_head_dim: int) -> int:
+    """Numbers that are kept of a split and head: ``Attention.workspace`` of ``attention.h``."""
+    return -(-v_head_dim // TILE) * TILE + 16
+
+
 def batch_struct(batch: AttentionBatch, layer: LayerKV, num_heads: int, least_shared: torch.Tensor) -> BatchStruct:
     """The C view of a batch that attends with ``num_heads`` over caches like this layer's."""
     shape = layer.shape
     num_sequences, max_blocks = batch.block_tables.shape
-    padded = -(-shape.v_head_dim // 16) * 16
     if num_heads % shape.num_kv_heads:
         raise ValueError(f"{num_heads} heads do not divide by {shape.num_kv_heads} KV heads")
     return BatchStruct(
@@ -166,7 +170,7 @@ def batch_struct(batch: AttentionBatch, layer: LayerKV, num_heads: int, least_sh
         address(batch.block_tables, "block_tables", (num_sequences, max_blocks), torch.int32),
         max_blocks,
         layer.num_blocks,
-        MAX_WORKSPACE_BYTES // (4 * num_heads * (padded + 2)),
+        MAX_WORKSPACE_BYTES // (4 * num_heads * kept_floats(shape.v_head_dim)),
         num_sequences,
         layer.block_size,
         num_heads // shape.num_kv_heads,

@@ -222,3 +222,21 @@ def test_operands_of_another_shape_are_refused(native):
     other = PagedKVCache([shape_of()], 9, 16, torch.float32).layer(0)
     with pytest.raises(ValueError, match="not for this layer"):
         native.paged_attention(torch.zeros(1, 4, 64), other, plan, scale=1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_scores_beyond_what_a_float_can_tell_apart(ops, dtype):
+    """Scores of some 1e11 lie thousands apart: the best token has all the weight, exactly, and nothing overflows."""
+    g = torch.Generator().manual_seed(5)
+    layer = PagedKVCache([KVShape(1, 64, 64)], 4, 16, dtype).layer(0)
+    slots = torch.arange(40)
+    key, value = 1e5 * torch.randn(40, 1, 64, generator=g), torch.randn(40, 1, 64, generator=g)
+    layer.write(slots, key, value)
+    query = key[20:36, 0].unsqueeze(0)  # each its own key's
+    plan = ops.plan_attention(AttentionBatch.of([1], [40], [[0, 1, 2]]), layer, 16)
+    out = ops.paged_attention(query, layer, plan, scale=0.125)
+    keys, values = (kept[:, 0].double() for kept in layer.gather(slots))
+    best, second = (query[0].double() @ keys.T * 0.125).topk(2).values.T
+    assert (best > 2e10).all()
+    assert (second < best / 2).all()
+    torch.testing.assert_close(out[0].double(), values[20:36], atol=0.01, rtol=2**-8)  # an INT8 head is rotated back

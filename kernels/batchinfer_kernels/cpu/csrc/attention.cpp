@@ -34,7 +34,7 @@ static void attend(const Plan& plan, const Cache& cache, const Attention& call) 
     for (int64_t i = claims.next(), next; i >= 0; i = next) {
       Ahead ahead;
       next = claims.next();
-      if (next >= 0) ahead.find(plan, cache, call.window, work.items[next / heads], (int)(next % heads));
+      if (Tile<C>::ASKS_AHEAD && next >= 0) ahead.find(plan, cache, call.window, work.items[next / heads], (int)(next % heads));
       Tile<C>(call, cache, (int)(i % heads), scratch(Tile<C>::floats(cache)), ahead)
           .run(plan, work.items[i / heads], is_final);
     }

@@ -1,10 +1,10 @@
 // Cutting a step's attention into items of work.
 #include "attention_plan.h"
 
-#include "team.h"
-
 #include <algorithm>
 #include <numeric>
+
+#include "team.h"
 
 namespace bi {
 

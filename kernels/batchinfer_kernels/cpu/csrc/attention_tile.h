@@ -13,7 +13,8 @@ namespace bi {
 constexpr int STRIDE = SPLIT + 16;  // of a row of scores; a power of two would crowd a few cache sets
 constexpr int KEPT_STATE = 16;      // numbers that a state takes in the workspace, so that lines are whole
 
-// Up to so many rows, a tile waits for memory and not for arithmetic.
+// Up to so many rows, a tile waits for memory and not for arithmetic: with ASKS_AHEAD it asks for what is next, else for
+// its own values while keys are multiplied.
 constexpr int FEW_ROWS = 12;
 
 // Softmax over what a row has seen: weights are relative to `peak` and sum to `total`.
@@ -52,6 +53,7 @@ class Tile {
   int last_low = 0, first_high = 0;  // and what all of them do
   Row rows[MAX_ROWS];
   State split_state[MAX_ROWS], state[MAX_ROWS];
+  float best[MAX_ROWS];  // scores of a split, before they are scaled
   const Word* columns[SPLIT / W];
   const Word* values[STEPS];
   Left *q, *p;
@@ -61,6 +63,9 @@ class Tile {
   float key_scales[IS_I8 ? SPLIT : 1], value_scales[IS_I8 ? SPLIT : 1];
 
  public:
+  // Without tiles, values that are not widened are multiplied for so long that asking for them is enough.
+  static constexpr bool ASKS_AHEAD = IN_TILES || IS_I8;
+
   static size_t floats(const Cache& c) {
     const size_t dim = padded(c.head_dim), v_dim = padded(c.v_head_dim);
     return MAX_ROWS * (dim + 2 * STRIDE + 2 * v_dim) + MASKED * v_dim + (IS_I8 ? SPLIT / 2 * std::max(dim, v_dim) : 0);
@@ -132,7 +137,7 @@ class Tile {
     for (int s = item.split_begin; s < item.split_end && s * SPLIT < high; s++) {
       const int end = (s + 1) * SPLIT;
       if (end <= low) continue;
-      if (count > FEW_ROWS) {
+      if (!ASKS_AHEAD || count > FEW_ROWS) {
         compute(s * SPLIT, table, nothing);
       } else if (s + 1 < item.split_end && end < high) {
         Ahead next_split;
@@ -214,7 +219,7 @@ class Tile {
   void compute(int base, const int32_t* table, Ahead& ahead) {
     const int begin = std::max(low - base, 0), end = std::min(high - base, SPLIT);
     const int first_tile = begin / TILE, last_tile = (end + TILE - 1) / TILE;
-    ahead.divide(num_asks(first_tile, last_tile));
+    if (ASKS_AHEAD) ahead.divide(num_asks(first_tile, last_tile));
     find_tokens(base, first_tile, last_tile, table, ahead);
 #if BI_TILES
     if constexpr (IN_TILES) {
@@ -368,7 +373,7 @@ class Tile {
   // How often what is next is asked for, evenly over the work of these tiles.
   int num_asks(int first_tile, int last_tile) const {
     const int tiles = last_tile - first_tile, widened = IS_I8 ? 2 * tiles : 0;
-    if (!IN_TILES) return IS_I8 ? widened : tiles;
+    if (!IN_TILES) return widened;
     const int weighed = IS_I8 ? (last_tile + 1) / 2 - first_tile / 2 : tiles;
     return widened + tiles + weighed * (int)(v_dim / TILE);
   }
@@ -385,7 +390,8 @@ class Tile {
       const Word* value = (const Word*)value_tile(cache, table[block], kv_head, offset);
       for (int i = 0; i < TILE / W; i++) columns[t * (TILE / W) + i] = key + i * W;
       for (int i = 0; i < TILE / C::PAIR; i++) values[t * (TILE / C::PAIR) + i] = value + i * v_dim;
-      if (!IN_TILES) ahead.ask();
+      if (!ASKS_AHEAD && count <= FEW_ROWS)
+        for (int64_t line = 0; line < value_tile_bytes(cache); line += 64) ask_for((const char*)value + line);
     }
   }
 
@@ -451,7 +457,8 @@ class Tile {
     store(s + last * W, seen(last, begin, end, load(s + last * W), -INFINITY));
     vf peaks = splat(-INFINITY);
     for (int c = first; c <= last; c++) peaks = max(peaks, load(s + c * W));
-    split_state[r].peak = max_lanes(peaks) * scale();
+    best[r] = max_lanes(peaks);
+    split_state[r].peak = best[r] * scale();
   }
 
   // Scores to weights; tokens beside begin .. end in their registers get weight zero.
@@ -460,10 +467,10 @@ class Tile {
     const float* s = scores + r * STRIDE;
     Left* weights = p + r * STRIDE;
     const int first = begin / W, last = (end - 1) / W;
-    const vf factor = splat(scale() * LOG2_E), peak = splat(-split_state[r].peak * LOG2_E);
+    const vf factor = splat(scale() * LOG2_E), peak = splat(best[r]);
     vf total = splat(0.0f);
     auto weigh = [&](int c) {
-      const vf x = fma(load(s + c * W), factor, peak);
+      const vf x = (load(s + c * W) - peak) * factor;  // exactly 0 for the best, however large
 #if defined(__AVX512DQ__)
       if constexpr (sizeof(Left) == 2) return exp2_coarse(x);
 #endif

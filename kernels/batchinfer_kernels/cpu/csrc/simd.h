@@ -149,9 +149,9 @@ static inline vf power_of_two(vf rounded, vf f) {
   return p * as_float(((vu)rounded + 127u) << 23);
 }
 
-// 2^x of x up to 0, with a relative error as exp's; beyond 0 and -126 it stays at 1 and 2^-126; NaN stays NaN.
+// 2^x of x up to 0, exactly 1 at 0, with a relative error as exp's; below -126 it stays at 2^-126; NaN stays NaN.
 static inline vf exp2_below(vf x) {
-  x = max(splat(-126.0f), min(splat(0.0f), x));
+  x = max(splat(-126.0f), x);
   const vf rounded = x + ROUND;
   return power_of_two(rounded, x - (rounded - ROUND));
 }
