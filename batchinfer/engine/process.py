@@ -12,12 +12,14 @@ from batchinfer.engine.wire import completion_from_json, progress_from_json, req
 from batchinfer.errors import DeviceUnhealthyError, EngineDiedError, EngineError, EngineStalledError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from batchinfer.engine.config import EngineConfig
     from batchinfer.types import Completion, Request, SampleProgress
 
 CLOSE_SECONDS = 5.0
+CANCEL_SECONDS = 0.2
+"""Time between two looks at whether anybody still waits for a model that loads."""
 GRACE_SECONDS = 5.0
 """A stall is believed when it is seen twice, so long apart: a parent that was itself stopped reads its mail first."""
 
@@ -26,16 +28,23 @@ class EngineProcess:
     """An engine in a child process, spoken to in JSON over pipes. Thread-safe.
 
     ``factory`` is ``"module:callable"``; the child calls it with ``config`` and drives the returned engine (an
-    :class:`~batchinfer.engine.protocol.EngineProtocol`). The constructor returns when the engine is loaded.
+    :class:`~batchinfer.engine.protocol.EngineProtocol`). The constructor returns when the engine is loaded; it ends the
+    child and raises soon after ``is_cancelled`` says so.
 
     Raises:
         UserError: what loading raised, such as a ModelError.
-        EngineError: loading failed otherwise, or took longer than ``load_timeout_seconds``.
+        EngineError: loading failed otherwise, was cancelled, or took longer than ``load_timeout_seconds``.
         EngineDiedError: the child ended while loading.
     """
 
     def __init__(
-        self, factory: str, config: EngineConfig, *, stall_seconds: float = 300.0, load_timeout_seconds: float = 3600.0
+        self,
+        factory: str,
+        config: EngineConfig,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        *,
+        stall_seconds: float = 300.0,
+        load_timeout_seconds: float = 3600.0,
     ) -> None:
         self._stall_seconds = stall_seconds
         self._lock = threading.RLock()
@@ -54,7 +63,7 @@ class EngineProcess:
         started = time.monotonic_ns()
         self._child = ChildProcess(self._accept, self._note_end)
         self._child.send({"type": "start", "factory": factory, "config": config.to_json()})
-        self._wait_until_loaded(load_timeout_seconds)
+        self._wait_until_loaded(load_timeout_seconds, is_cancelled)
         self._load_ns = time.monotonic_ns() - started
 
     @property
@@ -144,16 +153,26 @@ class EngineProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait_until_loaded(self, timeout: float) -> None:
+    def _wait_until_loaded(self, timeout: float, is_cancelled: Callable[[], bool]) -> None:
         try:
-            self._is_loaded.wait(timeout)
-            failure = self._load_failure(timeout)
+            is_given_up = self._wait_for_report(timeout, is_cancelled)
+            failure = EngineError("loading was given up") if is_given_up else self._load_failure(timeout)
         except BaseException:
             self._child.close()
             raise
         if failure is not None:
             self._child.close()
             raise failure
+
+    def _wait_for_report(self, timeout: float, is_cancelled: Callable[[], bool]) -> bool:
+        """Whether loading was cancelled before it ended and before ``timeout`` seconds had passed."""
+        give_up_at = time.monotonic() + timeout
+        while not self._is_loaded.wait(min(CANCEL_SECONDS, max(0.0, give_up_at - time.monotonic()))):
+            if is_cancelled():
+                return True
+            if time.monotonic() >= give_up_at:
+                return False
+        return False
 
     def _load_failure(self, timeout: float) -> Exception | None:
         if not self._is_loaded.is_set():

@@ -64,14 +64,14 @@ class _Loading:
 class EngineHost:
     """Gives sessions on one engine process at a time, in the order they were asked for.
 
-    ``start`` makes the process and returns when the model is loaded. ``on_close`` is told an engine's id and its idle
-    time in nanoseconds: its life after loading, less what its sessions were charged. ``on_failure`` is told what ended an
-    engine, or kept it from loading, before its sessions are.
+    ``start(config, is_cancelled)`` makes the process and returns when the model is loaded, or raises when it is cancelled.
+    ``on_close`` is told an engine's id and its idle time in nanoseconds: its life after loading, less what its sessions
+    were charged. ``on_failure`` is told what ended an engine, or kept it from loading, before its sessions are.
     """
 
     def __init__(
         self,
-        start: Callable[[EngineConfig], EngineProcess],
+        start: Callable[[EngineConfig, Callable[[], bool]], EngineProcess],
         *,
         on_close: Callable[[str, int], None] | None = None,
         on_failure: Callable[[Exception], None] | None = None,
@@ -139,7 +139,7 @@ class EngineHost:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the engine. Sessions still open find it gone."""
+        """End the engine, soon also one that is being loaded. Sessions still open find it gone."""
         with self._changed:
             self._is_closed = True
             engine, self._engine = self._engine, None
@@ -180,11 +180,12 @@ class EngineHost:
             if old:
                 self._retire(old, EngineError("the engine was replaced"))
             loading.model_stamp = model_stamp(loading.config.model)
-            process = self._start(loading.config)
+            process = self._start(loading.config, lambda: self._is_closed)
             # a hub model may have come with the loading
             loading.model_stamp = loading.model_stamp or model_stamp(loading.config.model)
         except Exception as error:  # noqa: BLE001 -- raised again by the shard that waits for the engine
-            self._on_failure(error)
+            if not self._is_closed:
+                self._on_failure(error)
             self._end_loading(loading, None, error)
         else:
             self._end_loading(loading, process, None)

@@ -246,19 +246,20 @@ class WorkerNode:
     def _span(self, name: str, job: JobRecord, **attributes: Any) -> AbstractContextManager[None]:
         return tracing.span(name, job.traceparent, job=job.id, model=job.model, worker=self.id, **attributes)
 
-    def _start_engine(self, config: EngineConfig) -> EngineProcess:
+    def _start_engine(self, config: EngineConfig, is_cancelled: Callable[[], bool]) -> EngineProcess:
         _log.info("loading %s", config.model)
-        return self._start(self._settings.engine_factory, config)
+        return self._start(self._settings.engine_factory, config, is_cancelled)
 
     def _start_reference(self, config: EngineConfig) -> EngineProcess:
         _log.info("loading %s and its reference", config.model)
-        return self._start(self._settings.reference_factory, config)
+        return self._start(self._settings.reference_factory, config, self.draining.is_set)
 
-    def _start(self, factory: str, config: EngineConfig) -> EngineProcess:
+    def _start(self, factory: str, config: EngineConfig, is_cancelled: Callable[[], bool]) -> EngineProcess:
         settings = self._settings
         return EngineProcess(
             factory,
             config,
+            is_cancelled,
             stall_seconds=settings.stall_seconds,
             load_timeout_seconds=settings.load_seconds,
         )

@@ -121,7 +121,9 @@ def cache_struct(layer: LayerKV) -> CacheStruct:
     # of one block no stride is used, and torch's may be any
     strides = {x.stride(0) * x.element_size() if len(x) > 1 else 0 for x in parts if x is not None}
     if len(strides) > 1:
-        raise ValueError(f"blocks of a cache's parts are {sorted(strides)} bytes apart; they must lie beside each other")
+        raise ValueError(
+            f"blocks of a cache's parts are {sorted(strides)} bytes apart; they must lie beside each other"
+        )
     return CacheStruct(
         *(None if part is None else part.data_ptr() for part in parts),
         strides.pop(),

@@ -8,6 +8,7 @@ import threading
 import time
 from functools import partial
 
+import psutil
 import pytest
 
 from batchinfer.engine.config import EngineConfig
@@ -167,9 +168,18 @@ def test_a_model_that_cannot_be_loaded_says_so_each_time(host):
     assert host.acquire(CONFIG, is_cancelled=never) is not None
 
 
-def test_waiting_for_an_engine_can_be_given_up(host):
-    """Drain: a shard that waits for a slow load, or for another shard to leave, gets None at once."""
+def test_waiting_for_an_engine_can_be_given_up():
+    """Drain: a shard that waits for a slow load, or for another shard to leave, gets None at once; once the worker has
+    closed, nobody waits for the model, and its process ends."""
+    failures, children = [], psutil.Process().children
+    others = set(children())
+    start = partial(EngineProcess, "tests.fakes:create_engine")
+    host = EngineHost(start, on_failure=failures.append)
     assert host.acquire(EngineConfig("slow:600"), is_cancelled=lambda: True) is None
+    wait_until(lambda: set(children()) - others)
+    host.close()
+    wait_until(lambda: not set(children()) - others)
+    assert not failures, "a load that was given up says nothing of the device"
 
 
 def test_what_sessions_used_and_idle_time_are_told_apart(host, closed):

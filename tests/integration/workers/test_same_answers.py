@@ -69,7 +69,7 @@ class Workers:
         nodes = []
         all_loaded = threading.Barrier(number)
 
-        def start(_factory, config, **_options):
+        def start(_factory, config, _is_cancelled, **_options):
             def on_step(num_steps):
                 if num_steps == stop_after:
                     nodes[0].drain()
