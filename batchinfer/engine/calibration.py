@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from collections.abc import Sequence as Sequence_
 
-VERSION = 1
+VERSION = 2
 """Raised when something else is measured, so that older files are made anew."""
 FOLDER = "calibration"
 DISTURBED_SECONDS = 600

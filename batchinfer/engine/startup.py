@@ -43,6 +43,9 @@ SHARED_RUNS = 3
 """The best of so many counts."""
 ACTIVATION_SHARE = 0.05
 """Of the free memory, that a step's activations may take."""
+THREAD_TOKENS = 1024
+"""Tokens of a prompt's step for each of a CPU's threads: larger steps gained what a run differs by, and doubled the memory of
+all activations."""
 DISTURBED_PERCENT = 10.0
 """Of the machine's CPU time: if other processes take more, what is measured meanwhile says little."""
 _log = logging.getLogger(__name__)
@@ -108,17 +111,19 @@ def _measure(runner: ModelRunner, loaded: LoadedModel) -> Calibration:
 
 
 def _most_tokens(loaded: LoadedModel) -> int:
-    """Tokens whose widest activations, those of the MLP, fit into a small share of the memory."""
+    """Tokens whose widest activations, those of the MLP, fit into a small share of the memory, and no more than a CPU needs."""
     try:
         shape = ModelShape.from_config(loaded.hf_config.to_dict())
     except ModelError:
         return PREFILL_TOKENS[3]
     widest = 4 * shape.hidden_size + 3 * shape.mlp_size * (shape.experts_per_token or 1) + 3 * shape.shared_mlp_size
+    most = PREFILL_TOKENS[-1]
     if loaded.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(loaded.device)
     else:
         free = psutil.virtual_memory().available
-    return max(PREFILL_TOKENS[0], int(ACTIVATION_SHARE * free / (torch.float32.itemsize * widest)))
+        most = THREAD_TOKENS * torch.get_num_threads()
+    return max(PREFILL_TOKENS[0], min(most, int(ACTIVATION_SHARE * free / (torch.float32.itemsize * widest))))
 
 
 class _Steps:

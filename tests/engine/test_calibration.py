@@ -16,6 +16,7 @@ from batchinfer.engine.calibration import (
     DISTURBED_SECONDS,
     MAX_FILES,
     NEVER,
+    VERSION,
     Calibration,
     CalibrationStore,
     SharedPrefix,
@@ -141,7 +142,7 @@ def test_kept_and_read_again(tmp_path):
         lambda _: "{",
         lambda _: "[]",
         lambda _: "null",
-        lambda text: text.replace('"version": 1', '"version": 0'),
+        lambda text: text.replace(f'"version": {VERSION}', '"version": 0'),
         lambda text: text.replace('"model": "m"', '"model": "of another"'),
         lambda text: text.replace('"prefill"', '"before"'),
         lambda text: text.replace("128", "-128"),
@@ -259,6 +260,20 @@ def test_an_engine_measures_once_and_answers_alike(model, tmp_path, monkeypatch)
     assert limited == plain
     assert len(measured) == 2
     assert stats.batched_tokens_limit == 48
+
+
+@pytest.mark.parametrize(("thread_tokens", "largest"), [(16, 16), (64, 64), (1000, 128)])
+def test_a_cpu_measures_no_larger_steps_than_its_threads_need(model, tmp_path, monkeypatch, thread_tokens, largest):
+    """Larger ones cost memory and gain nothing. Nothing is timed here, so that all sizes there are would be measured."""
+    for name, value in (("PREFILL_TOKENS", (16, 32, 64, 128)), ("DECODE_ROWS", (1, 2)), ("SHARED_ROWS", (2,))):
+        monkeypatch.setattr(startup, name, value)
+    monkeypatch.setattr(startup, "THREAD_TOKENS", thread_tokens)
+    monkeypatch.setattr(startup.torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(startup, "measure_curve", lambda _run, sizes, *_: tuple((size, size) for size in sizes))
+    monkeypatch.setattr(startup, "machine_ceilings", lambda _: startup_ceilings())
+    create_engine(EngineConfig(model=str(model), device="cpu", num_kv_blocks=80, cache_dir=str(tmp_path / "cache")))
+    (path,) = (tmp_path / "cache" / "calibration").iterdir()
+    assert json.loads(path.read_text())["calibration"]["prefill"][-1] == [largest, largest]
 
 
 def startup_ceilings():
