@@ -107,7 +107,7 @@ def main() -> None:
     tokenizer = loaded.tokenizer
     engine = build_engine(loaded, config, owns_model=True, calibrate=True)
     ((_, measured), *_) = CalibrationStore(loaded.cache_dir).all()
-    print(describe(measured, config.max_num_seqs))
+    print(describe(measured, config.max_num_seqs_on(loaded.device.type)))
     ways = {
         "off": lambda: None,
         "auto": lambda: Speculator(costs=StepCosts(measured.decode)),

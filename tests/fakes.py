@@ -131,7 +131,7 @@ class FakeEngine:
         self._ended.append(Completion(request_id, RowStatus.CANCELLED, error=error, device_ns=device_ns))
 
     def step(self) -> list[Completion]:
-        while self._waiting and len(self._running) < self._config.max_num_seqs:
+        while self._waiting and len(self._running) < self._config.max_num_seqs_on("cpu"):
             request = self._waiting.popleft()
             self._running[request.request_id] = _Row(request)
         done = self._ended + [row.completion() for row in list(self._running.values()) if row.step()]

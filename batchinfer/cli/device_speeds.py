@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from batchinfer.engine.config import GPU_SEQS
 from batchinfer.engine.devices import DEVICES, find_device
 from batchinfer.engine.model_shape import ModelShape
 from batchinfer.engine.roofline import Precision, Workload, batch_size, predict
@@ -116,7 +117,7 @@ def roofline_speeds(
     for device in devices:
         speed = RooflineSpeed(
             device, shape, precision, _nanos_per_hour(device, prices, nanos_per_hour),
-            settings.max_num_seqs or 1024, settings.max_num_batched_tokens or 8192,
+            settings.max_num_seqs or GPU_SEQS, settings.max_num_batched_tokens or 8192,
         )  # fmt: skip
         speed.check()
         speeds.append(speed)

@@ -13,6 +13,10 @@ QUANTIZATIONS = ("none", "int8", "int8-weight-only")
 KV_CACHE_DTYPES = ("auto", "int8")
 SPECULATIONS = ("off", "ngram", "auto")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "torch")
+CPU_SEQS, CPU_INT8_KV_SEQS = 64, 128
+"""Most sequences that run at once on a CPU: INT8 keys and values of twice as many take the same memory."""
+GPU_SEQS = 256
+"""And on a GPU: of so many rows products are no longer bound by reading the weights, and a shard's window still looks ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,8 @@ class EngineConfig:
     """One of :data:`KV_CACHE_DTYPES`; ``auto`` is the precision of attention, ``int8`` halves that and more."""
     max_model_len: int | None = None
     """Longest prompt plus answer in tokens; None is the model's own limit."""
-    max_num_seqs: int = 64
-    """Most sequences that run at once."""
+    max_num_seqs: int | None = None
+    """Most sequences that run at once; None is 256 on a GPU, and on a CPU 64, or 128 with an INT8 KV cache."""
     max_num_batched_tokens: int | None = None
     """Most tokens computed in one step; None takes what was measured for this machine and model (``calibrate``)."""
     calibrate: bool = True
@@ -89,6 +93,14 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidSpecError(f"{name} is {value}; it must be at least {least}", param=name)
+
+    def max_num_seqs_on(self, device: str) -> int:
+        """Most sequences that run at once on a kind of device, ``cpu`` or ``cuda``."""
+        if self.max_num_seqs is not None:
+            return self.max_num_seqs
+        if device == "cuda":
+            return GPU_SEQS
+        return CPU_INT8_KV_SEQS if self.kv_cache_dtype == "int8" else CPU_SEQS
 
     def to_json(self) -> str:
         """Write as JSON text; :meth:`from_json` reads it back to an equal config."""

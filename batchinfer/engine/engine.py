@@ -112,13 +112,14 @@ def build_engine(
     found = start_up(runner, loaded, config) if calibrate and not runner.is_queueing else None
     calibration = found.calibration if found else Calibration()
     runner.share_prefixes(calibration.least_shared())
-    measured = calibration.batched_tokens(config.max_num_seqs) if found else runner.default_batched_tokens
+    max_num_seqs = config.max_num_seqs_on(loaded.device.type)
+    measured = calibration.batched_tokens(max_num_seqs) if found else runner.default_batched_tokens
     scheduler = Scheduler(
         BlockPool(runner.num_blocks, config.block_size, max_unproven=runner.max_unproven),
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens or measured,
         enable_prefix_caching=config.enable_prefix_caching,
-        history=LengthHistory(warm_up=2 * config.max_num_seqs),
+        history=LengthHistory(warm_up=2 * max_num_seqs),
         speculator=_speculator(config, runner, calibration),
     )
     ingest = Ingest(
@@ -233,7 +234,7 @@ class Engine:
     def __init__(self, model: str, **settings: Any) -> None:
         config = EngineConfig(model=model, **settings)
         self.core = create_engine(config)
-        self._window = WINDOW * config.max_num_seqs
+        self._window = WINDOW * config.max_num_seqs_on(choose_device(config.device).type)
 
     def generate(self, requests: Iterable[Prompt], params: SamplingParams | None = None) -> Iterator[Completion]:
         """Yield one completion a request, as they end; requests are pulled lazily.

@@ -251,7 +251,7 @@ def choose_num_blocks(
     size = config.kv_cache_bytes
     if size is None:
         size = _memory_for_cache(loaded.device, blocks_a_sequence * block_bytes, config.tensor_parallel_size)
-    if (num_blocks := min(config.max_num_seqs * blocks_a_sequence, size // block_bytes)) < 1:
+    if (num_blocks := min(config.max_num_seqs_on(loaded.device.type) * blocks_a_sequence, size // block_bytes)) < 1:
         raise ModelError(f"a KV cache of {size} bytes holds no block of {block_bytes}; raise kv_cache_bytes")
     return num_blocks
 

@@ -74,7 +74,7 @@ def start_up(runner: ModelRunner, loaded: LoadedModel, config: EngineConfig) -> 
         how = f"measured in {others.seconds:.1f} s"
         if is_disturbed:
             how += f" while others took {others.percent:.0f} % of the CPU, so a start ten minutes later measures again"
-    _log.info("model %s: %s (%s)", loaded.name, describe(calibration, config.max_num_seqs), how)
+    _log.info("model %s: %s (%s)", loaded.name, describe(calibration, config.max_num_seqs_on(loaded.device.type)), how)
     return StartUp(calibration, _bound(runner, loaded, config))
 
 

@@ -15,6 +15,15 @@ def test_a_config_survives_json():
 
 
 @pytest.mark.parametrize(
+    ("settings", "on_cpu", "on_gpu"),
+    [({}, 64, 256), ({"kv_cache_dtype": "int8"}, 128, 256), ({"kv_cache_dtype": "int8", "max_num_seqs": 7}, 7, 7)],
+)
+def test_how_many_sequences_run_where_nobody_said(settings, on_cpu, on_gpu):
+    config = EngineConfig("model", **settings)
+    assert (config.max_num_seqs_on("cpu"), config.max_num_seqs_on("cuda")) == (on_cpu, on_gpu)
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("model", ""),

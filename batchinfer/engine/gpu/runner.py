@@ -77,11 +77,12 @@ class GpuRunner(ModelRunner):
             key=lambda kind: (kind.group_size, kind.sliding_window or 0),
         )
         self._config = config
+        self._max_num_seqs = config.max_num_seqs_on(loaded.device.type)
         self._max_model_len = loaded.max_model_len
         if is_queued(loaded.device):  # else fewer rows would round differently in float32
             self.min_rows = 1
         wants_graphs = graphs is not None and not config.enforce_eager
-        self._sizes = padded_sizes(config.max_num_seqs, self.min_rows) if wants_graphs else []
+        self._sizes = padded_sizes(self._max_num_seqs, self.min_rows) if wants_graphs else []
         self._outputs: HeadOutput | None = None
         self._replays: dict[int, Callable[[], HeadOutput]] = {}
         if memory is not None and self._is_measured:
@@ -176,7 +177,7 @@ class GpuRunner(ModelRunner):
 
     def _make_tables(self) -> None:
         """Seats and input buffers for the cache as it is."""
-        attention, most = self._attention, self._config.max_num_seqs
+        attention, most = self._attention, self._max_num_seqs
         max_blocks = -(-self._max_model_len // attention.block_size) + 1
         self._seats = Seats(most, max_blocks, attention.trash_block, self._device)
         if self._sizes:
@@ -193,7 +194,7 @@ class GpuRunner(ModelRunner):
         found = profile_memory(memory, self._config.gpu_memory_utilization, self._largest_step, largest_graph)
         # a plan has room for more partial results in a larger cache; a mixed step and a graph can each have so many
         kv_tokens = max(0, found.for_cache) // block_bytes * self._attention.block_size
-        room = PlanRoom.of(self._config.max_num_seqs, self._max_model_len, kv_tokens, self._attention.split)
+        room = PlanRoom.of(self._max_num_seqs, self._max_model_len, kv_tokens, self._attention.split)
         widest = max(layer.num_heads * (layer.head_dim + 1) for layer in layers)
         partials = room.partials * widest * torch.float32.itemsize
         found = replace(found, step=found.step + partials, graphs=found.graphs + (partials if self._sizes else 0))
@@ -204,7 +205,7 @@ class GpuRunner(ModelRunner):
     def _largest_step(self) -> None:
         """As many prompts as a step can have, all of their logits kept."""
         num_tokens = self._config.max_num_batched_tokens or self.default_batched_tokens
-        count = min(self._config.max_num_seqs, num_tokens)
+        count = min(self._max_num_seqs, num_tokens)
         spans, row = [], 0
         for i in range(count):
             length = min(num_tokens // count + (i < num_tokens % count), self._max_model_len)
