@@ -75,7 +75,7 @@ def test_an_engine_that_dies_once_costs_nothing_but_time(bench, monkeypatch):
 
 def test_interrupt_keeps_finished_rows_and_a_later_run_goes_on(bench):
     """Ctrl-C drains: what is finished is committed, nothing stays leased, and no finished row runs again."""
-    job_id = bench.submit(slow(120), shard_rows=40)
+    job_id = bench.submit(slow(120, 0.03), shard_rows=40)
     with pytest.raises(KeyboardInterrupt):
         bench.run(job_id, when(committed(20), interrupt))
     between = bench.ledger.get_job(job_id)
@@ -158,7 +158,7 @@ def test_retry_runs_the_failed_rows_and_no_others(bench):
 @pytest.mark.parametrize("output", ["folder", "one.parquet"])
 def test_retry_after_the_cause_is_gone_makes_the_job_whole(bench, output):
     """Rows cut off by a cancel run on a retry; the output is whole afterwards, whatever its form."""
-    job_id = bench.submit(slow(90), shard_rows=30, output=str(bench.folder / output))
+    job_id = bench.submit(slow(90, 0.05), shard_rows=30, output=str(bench.folder / output))
     job = bench.run(job_id, when(committed(10), lambda: bench.ledger.cancel(job_id)))
     assert job.state is JobState.CANCELLED
     left = job.counts.cancelled
