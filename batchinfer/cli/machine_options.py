@@ -20,7 +20,8 @@ _MACHINE_OPTIONS = (
         "--max-num-seqs",
         type=click.IntRange(1, 65536),
         metavar="N",
-        help="Most rows in one engine step (BATCHINFER_MAX_NUM_SEQS; default: 256 on a GPU, 64 on a CPU, 128 there with an INT8 KV cache).",
+        help="Most rows in one engine step (BATCHINFER_MAX_NUM_SEQS; default: 256 on a GPU, 64 on a CPU, 128 there with an "
+        "INT8 KV cache).",
     ),
     click.option(
         "--gpu-memory-utilization",

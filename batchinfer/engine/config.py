@@ -14,7 +14,7 @@ KV_CACHE_DTYPES = ("auto", "int8")
 SPECULATIONS = ("off", "ngram", "auto")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "torch")
 CPU_SEQS, CPU_INT8_KV_SEQS = 64, 128
-"""Most sequences that run at once on a CPU: INT8 keys and values of twice as many take the same memory."""
+"""Most sequences that run at once on a CPU: INT8 keys and values of twice as many take about the memory of bfloat16's."""
 GPU_SEQS = 256
 """And on a GPU: of so many rows products are no longer bound by reading the weights, and a shard's window still looks ahead."""
 

@@ -44,8 +44,8 @@ SHARED_RUNS = 3
 ACTIVATION_SHARE = 0.05
 """Of the free memory, that a step's activations may take."""
 THREAD_TOKENS = 1024
-"""Tokens of a prompt's step for each of a CPU's threads: larger steps gained what a run differs by, and doubled the memory of
-all activations."""
+"""Tokens of a prompt's step for each of a CPU's threads: with two of them, larger steps gained what runs differ by anyway, and
+took 200 MB."""
 DISTURBED_PERCENT = 10.0
 """Of the machine's CPU time: if other processes take more, what is measured meanwhile says little."""
 _log = logging.getLogger(__name__)

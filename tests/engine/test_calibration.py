@@ -262,6 +262,12 @@ def test_an_engine_measures_once_and_answers_alike(model, tmp_path, monkeypatch)
     assert stats.batched_tokens_limit == 48
 
 
+@pytest.mark.parametrize(("settings", "rows"), [({}, 64), ({"kv_cache_dtype": "int8"}, 128), ({"max_num_seqs": 5}, 5)])
+def test_an_engine_runs_as_many_rows_as_its_cache_takes_memory_for(model, settings, rows):
+    config = EngineConfig(model=str(model), device="cpu", num_kv_blocks=20, calibrate=False, **settings)
+    assert create_engine(config).stats().max_num_seqs == rows
+
+
 @pytest.mark.parametrize(("thread_tokens", "largest"), [(16, 16), (64, 64), (1000, 128)])
 def test_a_cpu_measures_no_larger_steps_than_its_threads_need(model, tmp_path, monkeypatch, thread_tokens, largest):
     """Larger ones cost memory and gain nothing. Nothing is timed here, so that all sizes there are would be measured."""

@@ -47,6 +47,9 @@ def test_parts_of_a_cache_that_lie_apart_are_refused(native):
     plan = native.plan_attention(batch, apart, 2)
     with pytest.raises(ValueError, match="must lie beside each other"):
         native.paged_attention(torch.zeros(1, 2, 64), apart, plan, scale=1.0)
+    turned = one.keys.transpose(3, 4).contiguous().transpose(3, 4)
+    with pytest.raises(ValueError, match="do not lie in one piece"):
+        native.paged_attention(torch.zeros(1, 2, 64), LayerKV(turned, one.values, one.shape, 16), plan, scale=1.0)
 
 
 def test_untouched_zeros_are_zeros_of_any_size_and_type():
